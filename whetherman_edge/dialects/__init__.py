@@ -1,0 +1,1 @@
+"""Wire formats. ``chat.ChatView`` is the only thing the gate may see of a request."""

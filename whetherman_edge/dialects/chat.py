@@ -1,0 +1,97 @@
+"""ChatView: what the gate may know of a request, whatever dialect it came in.
+
+A view, never the source: nothing here is ever serialised back to the wire. Unknown fields of the body never reach it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+ToolChoice = Literal["auto", "none", "required", "named"]
+
+
+class Parameter(msgspec.Struct, frozen=True, gc=False):
+    """One top-level argument of a tool."""
+
+    name: str
+    type: str = ""
+    description: str = ""
+    required: bool = False
+
+
+class Tool(msgspec.Struct, frozen=True, gc=False):
+    """One offered function tool.
+
+    ``key`` is a 16-byte digest of the tool's own JSON bytes: equal bytes, equal key, so prototypes are cached by it.
+    ``parameters`` holds the top-level arguments only; an 80 KB schema contributes no more than that (field case C07).
+    """
+
+    name: str
+    description: str
+    parameters: tuple[Parameter, ...]
+    key: bytes
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
+    """A call the assistant made earlier. ``arguments`` is canonical JSON (sorted keys, no spaces) where it parses."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """One turn.
+
+    ``role``: ``developer`` is read as ``system``, ``function`` as ``tool``. ``text``: all text parts joined with a
+    newline; images and audio are counted in ``n_media``, their bytes never kept. ``tool_name``: for tool results, the
+    called function's name, resolved through the call id.
+    """
+
+    role: Role
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    tool_name: str = ""
+    tool_call_id: str = ""
+    n_media: int = 0
+
+
+class ChatView(msgspec.Struct, frozen=True, gc=False):
+    """The whole request as the gate sees it.
+
+    ``toolset_key``: 16-byte digest of the tools array's bytes. ``n_other_tools``: hosted or custom tools, never scored.
+    ``tool_choice_name``: set when ``tool_choice == "named"``. ``structured_output``: ``response_format`` asks for JSON.
+    """
+
+    dialect: str
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    toolset_key: bytes
+    tool_choice: ToolChoice = "auto"
+    tool_choice_name: str = ""
+    n_other_tools: int = 0
+    stream: bool = False
+    structured_output: bool = False
+    thinking: bool = False
+
+    @property
+    def last_role(self) -> Role:
+        """Role of the last message; ``user`` for an empty dialogue."""
+        return self.messages[-1].role if self.messages else "user"
+
+    @property
+    def last_user_index(self) -> int:
+        """Index of the last user message, or -1."""
+        for index in range(len(self.messages) - 1, -1, -1):
+            if self.messages[index].role == "user":
+                return index
+        return -1
+
+    @property
+    def has_tool_history(self) -> bool:
+        """True when any turn carries a call or a tool result."""
+        return any(m.calls or m.role == "tool" for m in self.messages)

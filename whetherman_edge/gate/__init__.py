@@ -1,0 +1,1 @@
+"""The decision, pure: values in, values out; no I/O, no clock, no logging."""

@@ -1,0 +1,56 @@
+"""The values that travel through the gate: Verdict (what the models say) and Decision (what the policy does)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Label = Literal["ACT", "ANSWER", "ASK", "DECLINE"]
+LABELS: tuple[Label, Label, Label, Label] = ("ACT", "ANSWER", "ASK", "DECLINE")
+Mode = Literal["off", "shadow", "enforce"]
+Engine = Literal["static", "gemma", "auto"]
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False):
+    """Calibrated class probabilities for one request, before any policy.
+
+    ``probabilities``: four floats in the order of LABELS, summing to 1. ``engine``: the stage that produced them.
+    ``fused``: named inputs of a profile's logistic layer (``gate.static_gate.FUSED_NAMES``), same order, float.
+    ``tool``: the ToolRouter's best tool name and ``tool_probability`` its probability (0.0 without tools).
+    """
+
+    probabilities: tuple[float, float, float, float]
+    engine: str
+    fused: tuple[float, ...] = ()
+    tool: str = ""
+    tool_probability: float = 0.0
+
+    @property
+    def label(self) -> Label:
+        """The most probable class; ties go to the earlier label, so to ACT first."""
+        best = max(range(4), key=lambda i: (self.probabilities[i], -i))
+        return LABELS[best]
+
+    @property
+    def p_need(self) -> float:
+        """Probability that a tool call is needed now."""
+        return self.probabilities[0]
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """What the policy does with a verdict.
+
+    ``label``: ACT means the request goes out as it came. ``confidence``: probability of ``label`` under the calibrated
+    (profile) probabilities. ``reason``: one of ``gate.policy.REASONS`` or ``bypass:*``, ``guard:*``.
+    ``probabilities`` and ``p_need``: after the profile's layer, if any.
+    """
+
+    label: Label
+    verdict: Label
+    probabilities: tuple[float, float, float, float]
+    p_need: float
+    confidence: float
+    reason: str
+    engine: str
+    tool: str = ""
