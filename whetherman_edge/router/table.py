@@ -1,0 +1,143 @@
+"""Text to pooled int8 rows: WordPiece ids and the static embedding table.
+
+Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. For ASCII text a word cache stands
+in front of it: BERT's pre-tokeniser splits ASCII at white space and around each punctuation mark, and WordPiece then
+works on one word at a time, so ids of a text are the ids of its words. Everything else (accents, CJK, control characters,
+a literal ``[MASK]``) goes through the library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from whetherman_edge.router.artifact import Artifact, fault, open_artifact
+
+I8Matrix = npt.NDArray[np.int8]
+I32Vector = npt.NDArray[np.int32]
+F32Vector = npt.NDArray[np.float32]
+F64Vector = npt.NDArray[np.float64]
+
+DEFAULT_PATH: Final = Path(__file__).resolve().parent.parent / "artifacts" / "router.safetensors"
+PATH_VARIABLE: Final = "WHETHERMAN_ROUTER"
+SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TOKENS_MAX: Final = 512  # a long message says what it is about in its first 300 words; keeps new text under 1 ms
+CHARS_PER_TOKEN_MAX: Final = 16  # text is cut to this many characters a token first: bounds time on one endless word
+WORDS_CACHED_MAX: Final = 16_384  # about 3 MB; cleared when full, which costs some 10 us a word to refill
+
+_WORD = re.compile(r"[a-z0-9]+|[^a-z0-9\s]")
+_NOT_PLAIN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\[(?:PAD|UNK|CLS|SEP|MASK)\]")
+
+
+def words_of(text: str) -> list[str] | None:
+    """Lower-case words and punctuation marks as BERT's pre-tokeniser splits them; None when only the library can say."""
+    if not text.isascii() or _NOT_PLAIN.search(text):
+        return None
+    return _WORD.findall(text.lower())
+
+
+def _library_tokenizer(vocabulary: bytes) -> Tokenizer:
+    """The `tokenizers` WordPiece for a newline-separated vocabulary, as potion's tokenizer.json configures it."""
+    tokens = vocabulary.decode("utf-8").split("\n")
+    tokenizer = Tokenizer(
+        WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
+    tokenizer.normalizer = BertNormalizer(
+        clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=True
+    )
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return tokenizer
+
+
+class Kernels(Protocol):
+    """The kernels the router calls; see ``whetherman_edge.kernels``."""
+
+    def pool_i8(self, table: I8Matrix, ids: I32Vector, /) -> I32Vector: ...
+
+    def cosine_i8(self, pooled: I32Vector, prototypes: I8Matrix, norms: F64Vector, /) -> F64Vector: ...
+
+
+class RouterTable:
+    """The mapped table and its tokenizer. One per process; not thread-safe to first use of a word (a dict insert)."""
+
+    def __init__(self, artifact: Artifact, kernels: Kernels) -> None:
+        self.artifact = artifact
+        self.kernels = kernels
+        self.rows: I8Matrix = artifact.array("table", "I8", 2)
+        self.vocab_size, self.dim = self.rows.shape
+        vocabulary = artifact.text("vocab")
+        if vocabulary.count(b"\n") + 1 != self.vocab_size:
+            raise fault(artifact.path, f"vocabulary and table differ in length ({self.vocab_size} rows)")
+        try:
+            self._library = _library_tokenizer(vocabulary)
+        except Exception as exc:  # the library raises bare Exception for a bad vocabulary
+            raise fault(artifact.path, "vocabulary cannot be read") from exc
+        self._words: dict[str, tuple[int, ...]] = {}
+
+    @classmethod
+    def open(cls, path: Path | str | None = None, kernels: Kernels | None = None) -> RouterTable:
+        """Open ``path``, else $WHETHERMAN_ROUTER, else the packaged file. Raises ArtifactError."""
+        if kernels is None:
+            from whetherman_edge.kernels import load
+
+            kernels = load()
+        chosen = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+        return cls(open_artifact(chosen), kernels)
+
+    @property
+    def sha256(self) -> str:
+        """Hex sha256 of the artifact file."""
+        return self.artifact.sha256
+
+    def token_list(self, text: str, tokens_max: int = TOKENS_MAX) -> list[int]:
+        """WordPiece ids of ``text`` without special tokens, at most ``tokens_max``."""
+        return self.tokens_of(text, words_of(text[: tokens_max * CHARS_PER_TOKEN_MAX]), tokens_max)
+
+    def tokens_of(self, text: str, words: list[str] | None, tokens_max: int = TOKENS_MAX) -> list[int]:
+        """As ``token_list`` for a caller that already has ``words_of(text)``."""
+        if words is None:
+            return self._library_ids(text[: tokens_max * CHARS_PER_TOKEN_MAX])[:tokens_max]
+        ids: list[int] = []
+        known = self._words
+        try:
+            for word in words:
+                ids += known[word]
+        except KeyError:
+            self._learn(words)
+            ids = [i for word in words for i in (known.get(word) or self._library_ids(word))]
+        return ids[:tokens_max]
+
+    def token_ids(self, text: str, tokens_max: int = TOKENS_MAX) -> I32Vector:
+        """As ``token_list``, an int32 array (n,)."""
+        return np.array(self.token_list(text, tokens_max), dtype=np.int32)
+
+    def pooled(self, text: str) -> I32Vector:
+        """Sum of the rows of ``text``'s tokens: (dim,) int32, zero for an empty text."""
+        return self.kernels.pool_i8(self.rows, self.token_ids(text))
+
+    def vector(self, text: str) -> F32Vector:
+        """``pooled`` at unit length: (dim,) float32, zero for an empty text."""
+        pooled = self.pooled(text).astype(np.float64)
+        norm = float(np.sqrt(pooled @ pooled))
+        return (pooled / norm if norm else pooled).astype(np.float32)
+
+    def _learn(self, words: list[str]) -> None:
+        """Cache the ids of unknown words, one library call for all of them."""
+        if len(self._words) >= WORDS_CACHED_MAX:
+            self._words.clear()
+        fresh = [w for w in dict.fromkeys(words) if w not in self._words][: WORDS_CACHED_MAX - len(self._words)]
+        for word, encoded in zip(fresh, self._library.encode_batch_fast(fresh, add_special_tokens=False), strict=True):
+            self._words[word] = tuple(encoded.ids)
+
+    def _library_ids(self, text: str) -> list[int]:
+        return cast("list[int]", self._library.encode(text, add_special_tokens=False).ids)
