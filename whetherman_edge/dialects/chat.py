@@ -95,3 +95,39 @@ class ChatView(msgspec.Struct, frozen=True, gc=False):
     def has_tool_history(self) -> bool:
         """True when any turn carries a call or a tool result."""
         return any(m.calls or m.role == "tool" for m in self.messages)
+
+
+class OpenCalls:
+    """Calls of a dialogue that still wait for their result; pairs results with calls while walking the turns in order.
+
+    Backends disagree about ids: Ollama repeats them, some clients leave them out. So a result takes the oldest waiting
+    call with its id; without such a call the oldest one with its tool name; without a name the oldest of all.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: list[ToolCall] = []
+
+    def offer(self, calls: tuple[ToolCall, ...]) -> None:
+        """An assistant turn made these calls."""
+        self._waiting.extend(calls)
+
+    def take(self, call_id: str, tool_name: str = "") -> ToolCall | None:
+        """The call that a result with this id (or, failing that, name, or place) answers; None when none waits."""
+        waiting = self._waiting
+        if not waiting:
+            return None
+        if len(waiting) == 1 and (not call_id or waiting[0].id == call_id):
+            return waiting.pop()
+        if call_id:
+            for index, call in enumerate(waiting):
+                if call.id == call_id:
+                    return waiting.pop(index)
+            if any(call.id for call in waiting):
+                return None  # it names a call that is not here (history was cut), so it belongs to none of these
+        if tool_name:
+            for index, call in enumerate(waiting):
+                if call.name == tool_name:
+                    return waiting.pop(index)
+        return waiting.pop(0)
