@@ -10,6 +10,7 @@
     │   ├── ProfileError      a profile file is broken or was fitted on another artifact
     │   ├── PortTaken         the listening address is in use
     │   └── UpstreamMissing   no model server answers
+    │       └── UpstreamReset it answered no longer: the connection ended inside a request or response
     └── ViewError             a chat body cannot be viewed or edited; the proxy relays it untouched
 
 Messages say what was expected, what came (elided), and the fix.
@@ -66,6 +67,10 @@ class PortTaken(EnvironmentFault):
 
 class UpstreamMissing(EnvironmentFault):
     """No model server was found or the configured one does not answer."""
+
+
+class UpstreamReset(UpstreamMissing):
+    """The upstream ended the connection before the response was complete."""
 
 
 class ViewError(WhethermanError):

@@ -1,0 +1,163 @@
+"""Composition root: makes every long-lived object, hands them down, and owns start, drain and stop.
+
+Order of start: sockets (a taken port must fail at once), upstream, gate, then accepting. Order of stop: no new
+connections, running requests get ``drain_timeout_s``, then what is left is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import uvloop
+from aiohttp import web
+
+from whetherman_edge import __version__
+from whetherman_edge.config import Config, Loaded
+from whetherman_edge.errors import UpstreamMissing
+from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy.app import App
+from whetherman_edge.proxy.endpoints import Health
+from whetherman_edge.proxy.exchange import Exchange
+from whetherman_edge.proxy.guard import Guard, check_bind
+from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
+from whetherman_edge.service import logs
+from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
+
+log = logging.getLogger("whetherman.daemon")
+
+# After a refused upload the rest is read and dropped for this long, so that the client sees the answer, not a reset.
+LINGER_S = 30.0
+
+
+def run(loaded: Loaded) -> None:
+    """Serve until SIGTERM or SIGINT. Raises UsageError and EnvironmentFault leaves when it cannot start."""
+    logs.configure(loaded.config.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(loaded))
+
+
+async def _serve(loaded: Loaded) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(loaded):
+        await stop.wait()
+        log.info("event=draining")
+
+
+@contextlib.asynccontextmanager
+async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
+    """The daemon, serving inside the block; yields the URLs it listens on."""
+    config = loaded.config
+    listeners = _listeners(loaded)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            target = await _target(config, stack)
+            upstream = Upstream(
+                target, connect_timeout_s=config.connect_timeout_s, idle_timeout_s=config.idle_timeout_s
+            )
+            stack.callback(upstream.close)
+            app = _app(config, upstream)
+            async with _accepting(app, listeners, config.drain_timeout_s):
+                urls = [_url(listener) for listener in listeners]
+                log.info("event=listening urls=%s upstream=%s", ",".join(urls), target.url)
+                if not await upstream.reachable(1.0):
+                    log.warning(
+                        "event=upstream_unreachable upstream=%s hint=requests_get_502_until_it_is_up", target.url
+                    )
+                yield urls
+    finally:
+        for listener in listeners:
+            listener.close()
+        if config.listen:
+            unlink_unix(config.listen.removeprefix("unix:"))
+
+
+def _listeners(loaded: Loaded) -> list[socket.socket]:
+    config = loaded.config
+    listeners: list[socket.socket] = []
+    try:
+        if loaded.listens_tcp:
+            check_bind(config.host, config.api_key)
+            listeners.append(bind_tcp(config.host, config.port))
+        if config.listen:
+            listeners.append(bind_unix(config.listen.removeprefix("unix:")))
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+async def _target(config: Config, stack: contextlib.AsyncExitStack) -> Target:
+    if config.upstream not in ("", "embedded"):
+        return Target.parse(config.upstream)
+    raise UpstreamMissing("no model server found; start one, or name it with --upstream URL")
+
+
+def _app(config: Config, upstream: Upstream) -> App:
+    counters = Counters()
+    exchange = Exchange(upstream, counters, api_key=config.api_key, upstream_api_key=config.upstream_api_key)
+    health = Health(upstream, counters, lambda: "", __version__)
+    guard = Guard(
+        host=config.host,
+        api_key=config.api_key,
+        allowed_hosts=config.allowed_hosts,
+        allowed_origins=config.allowed_origins,
+    )
+    return App(
+        guard=guard,
+        counters=counters,
+        own={
+            ("GET", "/livez"): health.livez,
+            ("GET", "/readyz"): health.readyz,
+            ("GET", "/health"): health.health,
+            ("GET", "/metrics"): health.metrics,
+        },
+        gated={},
+        relay=exchange.relay,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _accepting(app: App, listeners: list[socket.socket], drain_timeout_s: float) -> AsyncIterator[None]:
+    """Accept connections inside the block; drain after it."""
+    loop = asyncio.get_running_loop()
+    server = web.Server(
+        app.handle,
+        handler_cancellation=True,  # a client that goes away cancels its handler, which aborts the upstream
+        access_log=None,
+        auto_decompress=False,
+        lingering_time=LINGER_S,
+        max_line_size=HEAD_LINE_BYTES_MAX,
+        max_field_size=HEAD_LINE_BYTES_MAX,
+    )
+    servers = []
+    for listener in listeners:
+        if listener.family == socket.AF_UNIX:
+            servers.append(await loop.create_unix_server(server, sock=listener))
+        else:
+            servers.append(await loop.create_server(server, sock=listener))
+    try:
+        yield
+    finally:
+        for accepting in servers:
+            accepting.close()
+        app.draining = True
+        server.pre_shutdown()
+        await app.drained(drain_timeout_s)
+        await server.shutdown(0.1)
+
+
+def _url(listener: socket.socket) -> str:
+    name = listener.getsockname()
+    if isinstance(name, str):
+        return f"unix:{name}"
+    host = f"[{name[0]}]" if listener.family == socket.AF_INET6 else name[0]
+    return f"http://{host}:{name[1]}"

@@ -1,0 +1,160 @@
+"""The front door: who may enter, which handler takes a request, and what browsers are told.
+
+No routing framework: our own paths are a dictionary, gated paths are another, everything else is relayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from aiohttp import web
+
+from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy.guard import Guard
+from whetherman_edge.proxy.relay import Reply
+from whetherman_edge.proxy.upstream import Headers
+
+log = logging.getLogger("whetherman.proxy")
+
+Handler = Callable[[web.BaseRequest, Reply], Awaitable[Reply]]
+
+# Probes carry no key, and say nothing that needs one.
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+_CORS_EXPOSED = b"x-whetherman-decision, x-whetherman-applied, x-whetherman-reason, x-whetherman-confidence, "
+_CORS_EXPOSED += b"x-whetherman-engine, x-whetherman-ms"
+
+
+class App:
+    """aiohttp's request handler.
+
+    ``own``: (method, path) to handler, for what is ours. ``gated``: POST path to handler. ``relay``: all the rest.
+    ``active``: requests being served, for the drain.
+    """
+
+    def __init__(
+        self,
+        *,
+        guard: Guard,
+        counters: Counters,
+        own: Mapping[tuple[str, str], Handler],
+        gated: Mapping[str, Handler],
+        relay: Handler,
+    ) -> None:
+        self._guard = guard
+        self._counters = counters
+        self._own = dict(own)
+        self._own_paths = frozenset(path for _, path in own)
+        self._gated = dict(gated)
+        self._relay = relay
+        self.active = 0
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until no request is being served; False when ``timeout_s`` passed first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("event=drain_timeout active=%d", self.active)
+            return False
+        return True
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Add a path of our own."""
+        self._own[method, path] = handler
+        self._own_paths |= {path}
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Serve one request; aiohttp gets back a Reply that is already written."""
+        self.active += 1
+        self._idle.clear()
+        reply = Reply(request)
+        if self.draining:
+            reply.keep_alive = False
+        try:
+            await self._serve(request, reply)
+        except ConnectionError:
+            self._counters.add("client_closed_total")
+            log.info("event=client_closed path=%s", _logged_path(request))
+            reply.keep_alive = False
+        except asyncio.CancelledError:
+            raise
+        except Exception as exc:
+            log.exception("event=internal_error path=%s kind=%s", _logged_path(request), type(exc).__name__)
+            if reply.started:
+                reply.abort()
+            else:
+                await reply.send_error(
+                    500, "Internal Server Error", "internal error", "internal_error", "internal_error"
+                )
+        finally:
+            self.active -= 1
+            if not self.active:
+                self._idle.set()
+        self._counters.add("responses_total", (("status", f"{reply.status // 100}xx"),))
+        return reply  # type: ignore[return-value]  # what aiohttp needs of a response is listed in Reply's docstring
+
+    async def _serve(self, request: web.BaseRequest, reply: Reply) -> Reply:
+        path = request.rel_url.raw_path
+        over_tcp = not isinstance(request._transport_sockname, (str, bytes))
+        origin = request.headers.get("Origin")
+        if origin is not None and self._guard.origin_allowed(origin):
+            reply.extra = _cors(origin)
+            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+                return await self._preflight(request, reply)
+        refusal = self._guard.check(request.headers, over_tcp=over_tcp, needs_key=path not in OPEN_PATHS)
+        if refusal is not None:
+            log.warning("event=refused status=%d code=%s path=%s", refusal.status, refusal.code, _logged_path(request))
+            if request.body_exists:
+                reply.keep_alive = False
+            return await reply.send_error(refusal.status, refusal.reason, refusal.message, refusal.kind, refusal.code)
+        if request._message.upgrade or request.method == "CONNECT":
+            # Codex tries a WebSocket first; 426 makes it fall back at once (field case S16).
+            reply.keep_alive = False
+            return await reply.send_error(
+                426, "Upgrade Required", "only HTTP is served here", "invalid_request_error", "upgrade_not_supported"
+            )
+        if request.method == "POST" and path in self._gated:
+            return await self._gated[path](request, reply)
+        handler = self._own.get((request.method, path))
+        if handler is None and request.method == "HEAD":
+            handler = self._own.get(("GET", path))
+        if handler is not None:
+            return await handler(request, reply)
+        if path in self._own_paths:
+            allowed = ", ".join(sorted(method for method, own in self._own if own == path))
+            reply.extra.append((b"Allow", allowed.encode("ascii")))
+            return await reply.send_error(
+                405,
+                "Method Not Allowed",
+                f"expected {allowed} on {path}",
+                "invalid_request_error",
+                "method_not_allowed",
+            )
+        return await self._relay(request, reply)
+
+    async def _preflight(self, request: web.BaseRequest, reply: Reply) -> Reply:
+        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        headers = [
+            (b"Access-Control-Allow-Methods", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
+            (b"Access-Control-Allow-Headers", wanted.encode("utf-8", "surrogateescape") or b"*"),
+            (b"Access-Control-Max-Age", b"600"),
+        ]
+        return await reply.send(204, "No Content", b"", headers)
+
+
+def _cors(origin: str) -> Headers:
+    return [
+        (b"Access-Control-Allow-Origin", origin.encode("utf-8", "surrogateescape")),
+        (b"Access-Control-Expose-Headers", _CORS_EXPOSED),
+        (b"Vary", b"Origin"),
+    ]
+
+
+def _logged_path(request: web.BaseRequest) -> str:
+    """The path without its query, which may hold a key (field case O10)."""
+    return request.rel_url.raw_path[:200]

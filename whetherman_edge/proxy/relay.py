@@ -1,0 +1,256 @@
+"""Bytes between client and upstream: which headers travel, how a response is framed, and the relay loop.
+
+Bodies are never decoded or re-encoded here; chunks go out as they come in. What changes is hop-by-hop only
+(RFC 9110 section 7.6.1): the connection headers, and the transfer framing that suits the client's HTTP version.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterable
+
+import msgspec
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+
+from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
+
+# RFC 9110 section 7.6.1, and the older names that clients still send.
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding "
+    b"upgrade".split()
+)
+# Ours to set or to consume: Host is the upstream's own, Origin would make Ollama answer 403 (field case S19), Expect is
+# answered here, x-session-id names a session of ours. Names under OUR_PREFIX are dropped as well.
+NOT_FORWARDED = HOP_BY_HOP | {b"host", b"origin", b"expect", b"x-session-id"}
+OUR_PREFIX = b"x-whetherman-"
+_NO_BODY_STATUS = frozenset({204, 304})
+_LINGER_RESET = struct.pack("ii", 1, 0)
+_JSON = (b"Content-Type", b"application/json")
+
+
+def forwardable(headers: Iterable[tuple[bytes, bytes]], body_bytes: int | None, secret: str = "") -> Headers:
+    """The request headers that go upstream, in their order and spelling.
+
+    ``body_bytes``: length of the body that will be sent, None when it is streamed as it comes. A Content-Length keeps
+    its place. ``secret``: our own API key; a credential equal to it is dropped.
+    """
+    named: frozenset[bytes] = frozenset()
+    kept: Headers = []
+    has_length = False
+    for name, value in headers:
+        key = name.lower()
+        if key == b"connection":
+            named |= _tokens(value)
+        if key in NOT_FORWARDED or key.startswith(OUR_PREFIX):
+            continue
+        if key == b"content-length":
+            has_length = True
+            if body_bytes is not None:
+                value = b"%d" % body_bytes
+        elif secret and key in (b"authorization", b"x-api-key") and _carries(value, secret):
+            continue
+        kept.append((name, value))
+    if named - HOP_BY_HOP:
+        kept = [(name, value) for name, value in kept if name.lower() not in named]
+    if body_bytes and not has_length:
+        kept.append((b"Content-Length", b"%d" % body_bytes))
+    return kept
+
+
+def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The response headers that go to the client, in their order and spelling."""
+    named: frozenset[bytes] = frozenset()
+    kept: Headers = []
+    for name, value in headers:
+        key = name.lower()
+        if key == b"connection":
+            named |= _tokens(value)
+        if key not in HOP_BY_HOP and not key.startswith(OUR_PREFIX):
+            kept.append((name, value))
+    if named - HOP_BY_HOP - {b"close"}:
+        kept = [(name, value) for name, value in kept if name.lower() not in named]
+    return kept
+
+
+class Reply:
+    """The response to one client request, written as it comes to be.
+
+    It is also what the handler returns to aiohttp's server, which calls ``prepare`` and ``write_eof`` on it (nothing
+    is left to do by then) and reads ``keep_alive``.
+    """
+
+    __slots__ = ("_chunked", "_framed", "_head", "_head_only", "_request", "_writer", "extra", "keep_alive", "status")
+
+    def __init__(self, request: web.BaseRequest, *, extra: Headers | None = None) -> None:
+        self._request = request
+        self._writer: AbstractStreamWriter = request.writer
+        self._chunked = False
+        self._framed = True
+        self._head = b""
+        self._head_only = request.method == "HEAD"
+        self.extra: Headers = extra or []
+        self.keep_alive = request.keep_alive
+        self.status = 0
+
+    @property
+    def started(self) -> bool:
+        """A head was made, so no other response can be."""
+        return self.status != 0
+
+    def start(self, status: int, reason: str, headers: Headers, *, body_bytes: int | None) -> bool:
+        """Make the head; it is written with the first body bytes, or by ``flush`` when these are not there yet.
+
+        ``body_bytes``: the Content-Length if known and not among ``headers``. Returns whether a body follows.
+        HTTP/1.0 clients without a length get a body that the close delimits.
+        """
+        bodyless = self._head_only or status in _NO_BODY_STATUS
+        lines = [b"HTTP/1.1 %d %b" % (status, reason.encode("utf-8", "surrogateescape"))]
+        lines += [name + b": " + value for name, value in headers]
+        lines += [name + b": " + value for name, value in self.extra]
+        sized = body_bytes is not None or any(name.lower() == b"content-length" for name, _ in headers)
+        if body_bytes is not None and status not in _NO_BODY_STATUS:
+            lines.append(b"Content-Length: %d" % body_bytes)
+        if not sized and not bodyless:
+            if self._request.version >= (1, 1):
+                self._chunked = True
+                lines.append(b"Transfer-Encoding: chunked")
+            else:
+                self.keep_alive = self._framed = False
+        if not self.keep_alive:
+            lines.append(b"Connection: close")
+        elif self._request.version < (1, 1):
+            lines.append(b"Connection: keep-alive")
+        lines.append(b"\r\n")
+        self.status = status
+        self._head = b"\r\n".join(lines)
+        return not bodyless
+
+    async def flush(self) -> None:
+        """Write the head now."""
+        if self._head:
+            head, self._head = self._head, b""
+            await self._writer.write(head)
+
+    async def write(self, chunk: bytes) -> None:
+        """Write body bytes, waiting while the client is slow. Raises ConnectionError when it has gone."""
+        if self._chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
+        head, self._head = self._head, b""
+        await self._writer.write(head + chunk if head else chunk)
+
+    async def end(self, chunk: bytes = b"") -> None:
+        """Write the last body bytes and the end of the body, all in one system call."""
+        if self._chunked:
+            chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n"
+        head, self._head = self._head, b""
+        if head or chunk:
+            await self._writer.write(head + chunk if head else chunk)
+        await self._writer.drain()
+
+    def abort(self) -> None:
+        """Break the connection so that the client cannot take what it has for a whole response (field case S11)."""
+        self.keep_alive = False
+        transport = self._request.transport
+        if transport is None:
+            return
+        if self._framed:
+            transport.close()  # what is written still arrives; the missing end of the framing tells
+            return
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        transport.abort()
+
+    async def send(self, status: int, reason: str, body: bytes, headers: Headers) -> Reply:
+        """Write a whole response of our own."""
+        has_body = self.start(status, reason, headers, body_bytes=len(body))
+        await self.end(body if has_body else b"")
+        return self
+
+    async def send_json(self, status: int, reason: str, value: object, headers: Headers | None = None) -> Reply:
+        """Write a whole JSON response of our own."""
+        return await self.send(status, reason, msgspec.json.encode(value), [_JSON, *(headers or [])])
+
+    async def send_error(
+        self, status: int, reason: str, message: str, kind: str, code: str, *, src: str = "whetherman-edge"
+    ) -> Reply:
+        """Write an error in OpenAI's shape; ``src`` says that it is ours, not the upstream's."""
+        error = {"message": message, "type": kind, "param": None, "code": code, "src": src}
+        return await self.send_json(status, reason, {"error": error})
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Nothing left to do; see the class."""
+
+    async def write_eof(self) -> None:
+        """Nothing left to do; see the class."""
+
+
+async def relay(response: UpstreamResponse, reply: Reply) -> None:
+    """Send an upstream response to the client, chunk by chunk, then return its connection to the pool.
+
+    Raises UpstreamReset when the upstream broke off, ConnectionError when the client did; either way the caller
+    aborts. What is already here goes out with the head in one write: a system call is the dearest thing on this way.
+    """
+    if reply.start(response.status, response.reason, end_to_end(response.headers), body_bytes=None):
+        chunk, complete = response.buffered()
+        if not chunk and not complete:
+            await reply.flush()
+        while not complete:
+            if chunk:
+                await reply.write(chunk)
+            chunk = await response.chunk()
+            complete = response.complete
+        await reply.end(chunk)
+    else:
+        await reply.end()
+    response.release()
+
+
+async def read_body(request: web.BaseRequest, bytes_max: int) -> tuple[bytes, bool]:
+    """Read the request body up to ``bytes_max``; returns what was read and whether that is all of it."""
+    content = request.content
+    parts: list[bytes] = []
+    size = 0
+    while not content.at_eof():
+        part = await content.readany()
+        parts.append(part)
+        size += len(part)
+        if size > bytes_max:
+            return b"".join(parts), False
+    return parts[0] if len(parts) == 1 else b"".join(parts), True
+
+
+class BodyStream:
+    """A request body passed on as it arrives: what was read already, then the rest. ``too_large``: it hit the cap."""
+
+    def __init__(self, request: web.BaseRequest, head: bytes = b"", bytes_max: int | None = None) -> None:
+        self._content = request.content
+        self._head = head
+        self._bytes_max = bytes_max
+        self.too_large = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = len(self._head)
+        if self._head:
+            yield self._head
+        self._head = b""
+        while not self._content.at_eof():
+            part = await self._content.readany()
+            size += len(part)
+            if self._bytes_max is not None and size > self._bytes_max:
+                self.too_large = True
+                raise OverflowError("request body over the cap")
+            yield part
+
+
+def _tokens(value: bytes) -> frozenset[bytes]:
+    return frozenset(token.strip().lower() for token in value.split(b","))
+
+
+def _carries(value: bytes, secret: str) -> bool:
+    text = value.strip()
+    if text[:7].lower() == b"bearer ":
+        text = text[7:].strip()
+    return text == secret.encode("utf-8")

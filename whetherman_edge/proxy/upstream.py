@@ -1,0 +1,373 @@
+"""The upstream: one model server, its address, and a small pool of keep-alive connections to it.
+
+aiohttp parses every response (``aiohttp.client_proto.ResponseHandler``); what is ours is the request head and the pool,
+for three things that ``ClientSession`` does not give: the request target and header bytes exactly as the client sent
+them (yarl would re-quote, CIMultiDict would re-encode), the knowledge whether a socket was reused and whether any
+response byte arrived (the only safe ground for a retry, RFC 9112 section 9.3.1), and half the cost per request.
+This is the only module that touches that class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterable
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp.client_exceptions import ClientError
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import RawResponseMessage, StreamWriter
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import StreamReader
+
+from whetherman_edge.errors import ConfigError, UpstreamMissing, UpstreamReset
+
+Headers = list[tuple[bytes, bytes]]
+
+# An idle socket older than this is not reused: Node's default keep-alive is 5 s, Go and llama.cpp keep longer, and a
+# wrong guess costs one retry (field case S06), so the pool sits between.
+IDLE_S_MAX = 15.0
+IDLE_CONNECTIONS_MAX = 64
+# Long header lines (cookies, JWTs) are the client's and the upstream's business; aiohttp's own default is 8,190.
+HEAD_LINE_BYTES_MAX = 64 << 10
+# Below this, head and body are joined into one write; above, joining would copy for nothing.
+JOIN_BYTES_MAX = 64 << 10
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where the upstream listens.
+
+    ``prefix`` goes before the client's path: the path of the base URL without a trailing slash and without a trailing
+    ``/v1``, because clients of ours already say ``/v1/…``. So ``http://127.0.0.1:11434`` and
+    ``http://127.0.0.1:11434/v1`` mean the same, and ``https://openrouter.ai/api/v1`` has the prefix ``/api``.
+    """
+
+    url: str
+    host: str
+    port: int
+    prefix: bytes
+    authority: bytes
+    unix_path: str = ""
+    tls: bool = False
+
+    @classmethod
+    def parse(cls, url: str) -> Target:
+        """Read ``http(s)://HOST[:PORT][/PATH]`` or ``unix:PATH``. Raises ConfigError."""
+        if url.startswith("unix:"):
+            path = url.removeprefix("unix:")
+            path = "/" + path.lstrip("/") if path.startswith("//") else path
+            if not path:
+                raise ConfigError("upstream: expected unix:PATH, got an empty path")
+            return cls(url=url, host="localhost", port=0, prefix=b"", authority=b"localhost", unix_path=path)
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as exc:
+            raise ConfigError(f"upstream: expected http://HOST:PORT, got {url!r}: {exc}") from exc
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"upstream: expected http://HOST:PORT, https://HOST or unix:PATH, got {url!r}")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ConfigError("upstream: expected a URL without user, query or fragment; keys go into upstream_api_key")
+        tls = parts.scheme == "https"
+        prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+        return cls(
+            url=url,
+            host=parts.hostname,
+            port=port or (443 if tls else 80),
+            prefix=prefix.encode("ascii", "ignore"),
+            authority=parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii"),
+            tls=tls,
+        )
+
+
+class _Connection(ResponseHandler):
+    """One socket to the upstream.
+
+    ``answered``: a response byte arrived since the last request. ``lost``: the error that ended the socket, if any.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.answered = False
+        self.lost: BaseException | None = None
+        self.idle_since_s = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        self.answered = True
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.lost = exc
+        super().connection_lost(exc)
+
+    @property
+    def reusable(self) -> bool:
+        return self.is_connected() and not self.should_close
+
+
+class UpstreamResponse:
+    """A response whose head has arrived and whose body is still coming.
+
+    ``headers``: raw, in order, as received. ``body``: aiohttp's reader over the (still encoded) body bytes.
+    Call exactly one of ``release`` (body read to its end) and ``abort``; both are safe to repeat.
+    """
+
+    __slots__ = ("_connection", "_pump", "_upstream", "body", "headers", "reason", "status")
+
+    def __init__(
+        self,
+        message: RawResponseMessage,
+        body: StreamReader,
+        connection: _Connection,
+        upstream: Upstream,
+        pump: asyncio.Task[None] | None,
+    ) -> None:
+        self.status: int = message.code
+        self.reason: str = message.reason
+        self.headers: tuple[tuple[bytes, bytes], ...] = message.raw_headers
+        self.body = body
+        self._connection: _Connection | None = connection
+        self._upstream = upstream
+        self._pump = pump
+
+    def header(self, name: bytes) -> bytes | None:
+        """First value of a header, by lower-case name."""
+        for key, value in self.headers:
+            if key.lower() == name:
+                return value
+        return None
+
+    @property
+    def complete(self) -> bool:
+        """The body ended properly and all of it has been handed out."""
+        return self.body.at_eof() and (self._connection is None or self._connection.lost is None)
+
+    def buffered(self) -> tuple[bytes, bool]:
+        """What has arrived of the body so far, without waiting, and whether that is the rest of it."""
+        if self.body.exception() is not None:
+            return b"", False  # ``chunk`` will raise it
+        return self.body.read_nowait(), self.complete
+
+    async def chunk(self) -> bytes:
+        """Whatever has arrived of the body, waiting for at least one byte; ``b""`` at its proper end.
+
+        Raises UpstreamReset when the body ended early (also for a body that only a close delimits: a TCP reset there
+        is not an end), and when ``idle_timeout_s`` passed without a byte.
+        """
+        try:
+            data = await self.body.readany()
+        except (ClientError, OSError, HttpProcessingError) as exc:
+            raise UpstreamReset(f"{self._upstream.target.url} broke off inside a response: {_why(exc)}") from exc
+        if not data and self._connection is not None and self._connection.lost is not None:
+            raise UpstreamReset(f"{self._upstream.target.url} reset the connection inside a response")
+        return data
+
+    async def read(self, bytes_max: int) -> tuple[bytes, bool]:
+        """Read up to ``bytes_max`` bytes; returns them and whether the body is complete."""
+        parts: list[bytes] = []
+        size = 0
+        while size <= bytes_max:
+            data = await self.chunk()
+            if not data:
+                return b"".join(parts), True
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts), False
+
+    def release(self) -> None:
+        """Give the connection back to the pool, or close it when it cannot serve another request."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._pump is not None and not self._pump.done():
+            self._pump.cancel()
+            connection.abort()
+        elif connection.reusable and self.body.is_eof():
+            self._upstream.keep(connection)
+        else:
+            connection.close()
+
+    def abort(self) -> None:
+        """Close the connection at once; the upstream sees it and can stop generating."""
+        connection, self._connection = self._connection, None
+        if self._pump is not None:
+            self._pump.cancel()
+        if connection is not None:
+            connection.abort()
+
+
+class Upstream:
+    """Sends requests to one Target. Owned by the daemon; all methods on the event loop's thread.
+
+    ``connect_timeout_s`` bounds connecting only. ``idle_timeout_s`` 0 means: no read timeout at all (field case S10).
+    """
+
+    def __init__(self, target: Target, *, connect_timeout_s: float = 10.0, idle_timeout_s: float = 0.0) -> None:
+        self.target = target
+        self._connect_timeout_s = connect_timeout_s or None
+        self._idle_timeout_s = idle_timeout_s or None
+        self._idle: deque[_Connection] = deque()
+        self._tls: ssl.SSLContext | None = None
+
+    async def send(
+        self,
+        method: str,
+        path: bytes,
+        headers: Headers,
+        body: bytes | AsyncIterable[bytes],
+        *,
+        chunked: bool = False,
+    ) -> UpstreamResponse:
+        """Send one request and wait for the response head.
+
+        ``path``: the client's request target, byte for byte. ``headers``: what ``relay.forwardable`` returns, so with
+        Content-Length where one belongs and without Host, which is ours. ``body`` as an iterator is streamed
+        (``chunked`` when no Content-Length is among ``headers``) and never retried.
+
+        A request on a reused socket that ended before a single response byte is sent once more on a fresh one:
+        the upstream had closed it while idle. Raises UpstreamMissing (cannot connect) and UpstreamReset.
+        """
+        head = self._head(method, path, headers, chunked)
+        connection = self._take() if isinstance(body, bytes) else None
+        if connection is not None:
+            try:
+                return await self._exchange(connection, method, head, body, chunked)
+            except UpstreamReset:
+                if connection.answered:
+                    raise
+        return await self._exchange(await self._connect(), method, head, body, chunked)
+
+    def keep(self, connection: _Connection) -> None:
+        """Put a connection that can serve again into the pool."""
+        if len(self._idle) >= IDLE_CONNECTIONS_MAX:
+            self._idle.popleft().close()
+        connection.idle_since_s = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def reachable(self, timeout_s: float) -> bool:
+        """Whether a connection can be opened; sends no request, so it never wakes a model."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await self._connect()
+        except (UpstreamMissing, TimeoutError):
+            return False
+        connection.close()
+        return True
+
+    def _head(self, method: str, path: bytes, headers: Headers, chunked: bool) -> bytes:
+        target = self.target
+        lines = [method.encode("ascii") + b" " + target.prefix + path + b" HTTP/1.1", b"Host: " + target.authority]
+        lines += [name + b": " + value for name, value in headers]
+        if chunked:
+            lines.append(b"Transfer-Encoding: chunked")
+        lines.append(b"\r\n")
+        return b"\r\n".join(lines)
+
+    def _take(self) -> _Connection | None:
+        now_s = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()  # the youngest first, so that the others age out
+            if connection.reusable and now_s - connection.idle_since_s < IDLE_S_MAX:
+                return connection
+            connection.close()
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        target = self.target
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                if target.unix_path:
+                    _, connection = await loop.create_unix_connection(lambda: _Connection(loop), target.unix_path)
+                else:
+                    context = self._tls_context() if target.tls else None
+                    _, connection = await loop.create_connection(
+                        lambda: _Connection(loop), target.host, target.port, ssl=context
+                    )
+        except TimeoutError as exc:
+            raise UpstreamMissing(f"no connection to {target.url} within {self._connect_timeout_s:g} s") from exc
+        except OSError as exc:
+            raise UpstreamMissing(f"cannot connect to {target.url}: {exc.strerror or exc}") from exc
+        return connection
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    async def _exchange(
+        self, connection: _Connection, method: str, head: bytes, body: bytes | AsyncIterable[bytes], chunked: bool
+    ) -> UpstreamResponse:
+        connection.answered = False
+        connection.set_response_params(
+            skip_payload=method == "HEAD",
+            read_until_eof=True,
+            auto_decompress=False,
+            read_timeout=self._idle_timeout_s,
+            max_line_size=HEAD_LINE_BYTES_MAX,
+            max_field_size=HEAD_LINE_BYTES_MAX,
+        )
+        pump: asyncio.Task[None] | None = None
+        try:
+            transport = connection.transport
+            if transport is None or transport.is_closing():
+                raise UpstreamReset(f"{self.target.url} had closed the connection")
+            if isinstance(body, bytes):
+                if len(body) <= JOIN_BYTES_MAX:
+                    transport.write(head + body)
+                else:
+                    transport.write(head)
+                    transport.write(body)
+            else:
+                transport.write(head)
+                pump = asyncio.get_running_loop().create_task(_pump(connection, body, chunked))
+            if self._idle_timeout_s is not None:
+                connection.start_timeout()
+            message, reader = await connection.read()
+            while message.code < 200:  # 100 Continue, 103 Early Hints: the final head follows (RFC 9110 section 15.2)
+                if message.code == 101:
+                    raise UpstreamReset(f"{self.target.url} switched protocols, which nobody asked for")
+                message, reader = await connection.read()
+        except BaseException as exc:
+            if pump is not None:
+                pump.cancel()
+            connection.abort()
+            if isinstance(exc, (ClientError, OSError, HttpProcessingError)):
+                raise UpstreamReset(f"{self.target.url} gave no proper response: {_why(exc)}") from exc
+            raise
+        return UpstreamResponse(message, reader, connection, self, pump)
+
+
+async def _pump(connection: _Connection, chunks: AsyncIterable[bytes], chunked: bool) -> None:
+    """Stream a request body. A broken upstream ends it quietly: its response, or the reset, is what counts.
+
+    When ``chunks`` itself fails (the client broke off, the body is over the cap) the connection is aborted, so that
+    half a request never looks whole; the iterator's owner knows why.
+    """
+    writer = StreamWriter(connection, asyncio.get_running_loop())
+    if chunked:
+        writer.enable_chunking()
+    try:
+        async for chunk in chunks:
+            await writer.write(chunk)
+        await writer.write_eof()
+    except asyncio.CancelledError:
+        connection.abort()
+        raise
+    except Exception:
+        if connection.is_connected():
+            connection.abort()
+
+
+def _why(exc: BaseException) -> str:
+    """A cause in a few words, without header or body text (field case O10)."""
+    if isinstance(exc, HttpProcessingError):
+        return f"bad HTTP ({type(exc).__name__})"
+    return str(exc).split("\n", 1)[0][:80] or type(exc).__name__

@@ -1,0 +1,58 @@
+"""Logging: one line an event, ``key=value``, to stderr, where systemd and launchd pick it up.
+
+What never appears, at any level: prompt text, header values, keys, query strings, exception texts of foreign libraries
+(aiohttp quotes the bad header line in its errors). An exception shows as its class and the place it was raised at
+(field case O10).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import traceback
+
+
+class LineFormatter(logging.Formatter):
+    """``ts=… level=… logger=… event=… key=value …`` in UTC, always one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        text = record.getMessage().replace("\n", " ")
+        line = f"ts={stamp}.{int(record.msecs):03d}Z level={record.levelname.lower()} {text}"
+        if record.exc_info and record.exc_info[0] is not None:
+            line += f" error={record.exc_info[0].__name__} at={_place(record.exc_info[2])}"
+        return line
+
+
+class _ForeignFilter(logging.Filter):
+    """Keeps of a library's record its level and the class of the error, nothing of its text."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = f"event=library_error logger={record.name}"
+        record.args = None
+        return True
+
+
+def configure(level: str) -> None:
+    """Send our records, and those of aiohttp's server and asyncio, to stderr as lines."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter())
+    ours = logging.getLogger("whetherman")
+    ours.handlers = [handler]
+    ours.setLevel(level.upper())
+    ours.propagate = False
+    for name in ("aiohttp.server", "aiohttp.internal", "aiohttp.client", "asyncio"):
+        foreign = logging.getLogger(name)
+        foreign.handlers = [handler]
+        foreign.filters = [_ForeignFilter()]
+        foreign.setLevel(logging.WARNING)
+        foreign.propagate = False
+
+
+def _place(tb: object) -> str:
+    frames = traceback.extract_tb(tb)  # type: ignore[arg-type]
+    if not frames:
+        return "?"
+    last = frames[-1]
+    return f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
