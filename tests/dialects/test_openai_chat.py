@@ -304,13 +304,11 @@ _turn = st.fixed_dictionaries(
         "reasoning_content": _anything,
     },
 )
+OPTIONAL_KEYS = """model tools functions tool_choice function_call stream response_format format grammar thinking think
+reasoning_effort chat_template_kwargs"""
 _body = st.fixed_dictionaries(
     {"messages": st.lists(_turn, max_size=4)},
-    optional={
-        key: _anything
-        for key in ("model", "tools", "functions", "tool_choice", "function_call", "stream", "response_format")
-        + ("format", "thinking", "reasoning_effort", "think", "chat_template_kwargs", "grammar")
-    },
+    optional=dict.fromkeys(OPTIONAL_KEYS.split(), _anything),
 )
 
 
