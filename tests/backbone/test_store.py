@@ -114,7 +114,7 @@ def test_models_dir_precedence(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert store.models_dir().is_relative_to(tmp_path)
-    assert "whetherman-edge" in store.models_dir().parts
+    assert "whetherman" in store.models_dir().parts
 
 
 def test_catalogue_is_pinned():

@@ -74,7 +74,7 @@ def models_dir() -> Path:
         return Path(chosen).expanduser()
     if cache := os.environ.get("WHETHERMAN_CACHE"):
         return Path(cache).expanduser() / "models"
-    return Path(platformdirs.user_cache_dir("whetherman-edge")) / "models"
+    return Path(platformdirs.user_cache_dir("whetherman")) / "models"
 
 
 def find(name: str) -> Installed | None:

@@ -1,0 +1,218 @@
+"""llama.cpp driven for hidden states: the only module that imports ``llama_cpp``, and it does so on first use.
+
+What a plain embedding call does wrong for us (measured, see DESIGN.md "The backbone"): it marks every prompt token as an
+output and multiplies each by the 262,144-row vocabulary, which costs more than the network itself. Here no token needs
+logits: the graph is stopped in the scheduler's eval callback as soon as the wanted layer's output exists, so the layers
+above it and the vocabulary product never run. Keys and values of the layers below are already written by then, and a
+context always stops at the same layer, so what lies above is never missed.
+
+Nothing here is thread-safe: one thread owns a Context (abetlen/llama-cpp-python#471).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from whetherman_edge.backbone.capture import Capture
+from whetherman_edge.errors import ArtifactError, EnvironmentFault
+
+I32Vector = npt.NDArray[np.int32]
+F32Vector = npt.NDArray[np.float32]
+F32Matrix = npt.NDArray[np.float32]
+
+ABORTED: Final = 2
+"""What ``llama_decode`` returns when the abort callback said stop; the micro-batch under way left no trace in the cache."""
+NO_SLOT: Final = 1
+"""What ``llama_decode`` returns when the key-value cells do not suffice; nothing was changed."""
+
+
+class DecodeFault(EnvironmentFault):
+    """``llama_decode`` failed for a reason other than an abort; the context must be thrown away."""
+
+
+class Aborted(Exception):  # noqa: N818
+    """The decode was stopped by the flag; ``n_done`` tokens of the call are in the cache."""
+
+    def __init__(self, n_done: int) -> None:
+        super().__init__(f"aborted after {n_done} tokens")
+        self.n_done = n_done
+
+
+def load_library() -> Any:
+    """The ``llama_cpp`` module, silenced. Raises EnvironmentFault with the command that installs it."""
+    try:
+        import llama_cpp
+    except Exception as exc:  # a broken build raises OSError, RuntimeError, AttributeError, ... at import
+        raise EnvironmentFault(
+            f"expected a working llama-cpp-python, importing it failed ({type(exc).__name__}); "
+            "install it with `pip install 'whetherman-edge[gemma]'` (needs a C++ compiler)"
+        ) from exc
+    if not getattr(llama_cpp, "_whetherman_silenced", False):
+        llama_cpp._whetherman_silenced = llama_cpp.llama_log_callback(_ignore_log)
+        llama_cpp.llama_log_set(llama_cpp._whetherman_silenced, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
+def _ignore_log(_level: int, _text: bytes, _user: Any) -> None:
+    """llama.cpp prints hundreds of lines while loading; failures come back as return values."""
+
+
+class Network:
+    """Weights and vocabulary of one GGUF file, memory-mapped.
+
+    Raises ArtifactError when the file cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.lib = load_library()
+        params = self.lib.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self.handle = self.lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self.handle:
+            raise ArtifactError(f"expected a GGUF model that llama.cpp can load, {path.name} is not; reinstall it")
+        self.path = path
+        self.vocab = self.lib.llama_model_get_vocab(self.handle)
+        self.n_embd = int(self.lib.llama_model_n_embd(self.handle))
+        self.n_layer = int(self.lib.llama_model_n_layer(self.handle))
+        self.bos = int(self.lib.llama_vocab_bos(self.vocab))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of plain text: strings that look like control tokens stay text."""
+        return self._tokenize(text, special=False)
+
+    def control(self, token: str) -> int:
+        """Id of one control token. Raises ArtifactError if the vocabulary does not have it as a single token."""
+        ids = self._tokenize(token, special=True)
+        if len(ids) != 1:
+            raise ArtifactError(f"expected {token!r} to be one token of {self.path.name}, it is {len(ids)}")
+        return ids[0]
+
+    def _tokenize(self, text: str, special: bool) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        buffer = (self.lib.llama_token * room)()
+        n = self.lib.llama_tokenize(self.vocab, data, len(data), buffer, room, False, special)
+        if n < 0:
+            raise DecodeFault(f"expected at most {room} tokens for {len(data)} bytes, got {-n}")
+        return list(buffer[:n])
+
+    def close(self) -> None:
+        """Frees the weights; contexts must be closed first."""
+        if self.handle:
+            self.lib.llama_model_free(self.handle)
+            self.handle = None
+
+
+class Context:
+    """Key-value cells and the compute graph, stopping at one layer.
+
+    ``layer``: 0-based block whose output is read, or ``n_layer`` for the state after the final norm. ``n_cells``: tokens
+    held over all sequences. ``n_seq``: number of sequences. ``chunk``: tokens a decode call (and a micro-batch).
+    """
+
+    def __init__(
+        self, network: Network, *, layer: int, n_cells: int, n_seq: int, chunk: int = 256, n_threads: int = 2
+    ) -> None:
+        if not 0 <= layer <= network.n_layer:
+            raise ArtifactError(f"expected a layer from 0 to {network.n_layer}, got {layer}")
+        self.network, self.layer, self.n_cells, self.n_seq, self.chunk = network, layer, n_cells, n_seq, chunk
+        lib = self.lib = network.lib
+        name = "result_norm" if layer == network.n_layer else f"l_out-{layer}"
+        self.rows_are_outputs = layer >= network.n_layer - 1
+        """In the last block llama.cpp keeps only rows flagged as outputs."""
+        self.capture = Capture(lib, name, rows_max=chunk, width=network.n_embd)
+        params = lib.llama_context_default_params()
+        params.n_ctx = n_cells
+        params.n_batch = params.n_ubatch = chunk
+        params.n_seq_max = n_seq
+        params.n_threads = params.n_threads_batch = n_threads
+        params.kv_unified = True  # sequences share cells, so a prefix is copied by reference (FACTS 10)
+        params.swa_full = True  # else a sliding-window cache cannot be rolled back
+        params.offload_kqv = False
+        params.op_offload = False
+        params.no_perf = True
+        self.capture.install(params)
+        self.handle = lib.llama_init_from_model(network.handle, params)
+        if not self.handle:
+            raise DecodeFault(f"expected a context of {n_cells} cells and {n_seq} sequences, llama.cpp refused it")
+        self.memory = lib.llama_get_memory(self.handle)
+        self._batch = lib.llama_batch_init(chunk, 0, 1)
+
+    def decode(self, seq: int, tokens: Sequence[int], position: int, wanted: Sequence[int] = ()) -> F32Matrix:
+        """Appends ``tokens`` to sequence ``seq`` from ``position`` on.
+
+        wanted: ascending offsets into ``tokens`` whose states are returned.
+        Returns (len(wanted), n_embd) float32, copies. Raises Aborted when the stop flag was seen, DecodeFault otherwise.
+        """
+        states = np.empty((len(wanted), self.network.n_embd), dtype=np.float32)
+        batch, taken, start = self._batch, 0, 0
+        while start < len(tokens):
+            piece = tokens[start : start + self.chunk]
+            end = start + len(piece)
+            here = [w - start for w in wanted[taken:] if w < end]
+            batch.n_tokens = len(piece)
+            for i, token in enumerate(piece):
+                batch.token[i] = token
+                batch.pos[i] = position + start + i
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = seq
+                batch.logits[i] = 0
+            for i in here if self.rows_are_outputs else ():
+                batch.logits[i] = 1
+            self.capture.reset()
+            status = self.lib.llama_decode(self.handle, batch)
+            if status == ABORTED:
+                raise Aborted(start)
+            if status != 0:
+                raise DecodeFault(f"expected llama_decode to return 0, got {status} at token {start} of {len(tokens)}")
+            if here:
+                rows = self.capture.rows()
+                expected = len(here) if self.rows_are_outputs else len(piece)
+                if len(rows) != expected:
+                    raise DecodeFault(f"expected {expected} rows of {self.capture.name}, got {len(rows)}")
+                states[taken : taken + len(here)] = rows if self.rows_are_outputs else rows[here]
+                taken += len(here)
+            start = end
+        return states
+
+    def copy(self, source: int, target: int, n_tokens: int) -> None:
+        """Shares the first ``n_tokens`` of ``source`` with the empty sequence ``target``; no keys or values move."""
+        self.lib.llama_memory_seq_cp(self.memory, source, target, 0, n_tokens)
+
+    def truncate(self, seq: int, n_tokens: int) -> None:
+        """Drops everything of ``seq`` from position ``n_tokens`` on."""
+        if not self.lib.llama_memory_seq_rm(self.memory, seq, n_tokens, -1):
+            raise DecodeFault(f"expected sequence {seq} to be cut at {n_tokens}, llama.cpp refused")
+
+    def length(self, seq: int) -> int:
+        """Number of tokens llama.cpp holds for ``seq``."""
+        return int(self.lib.llama_memory_seq_pos_max(self.memory, seq)) + 1
+
+    def save(self, seq: int) -> bytes:
+        """Keys and values of ``seq`` (about 17 KB a token at 18 layers)."""
+        size = self.lib.llama_state_seq_get_size(self.handle, seq)
+        buffer = (ctypes.c_uint8 * size)()
+        written = self.lib.llama_state_seq_get_data(self.handle, buffer, size, seq)
+        return bytes(memoryview(buffer)[:written])
+
+    def restore(self, seq: int, data: bytes) -> bool:
+        """Loads what ``save`` gave into ``seq``; False when llama.cpp does not take it (other version, no room)."""
+        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
+        if self.lib.llama_state_seq_set_data(self.handle, buffer, len(data), seq) != 0:
+            return True
+        self.truncate(seq, 0)
+        return False
+
+    def close(self) -> None:
+        """Frees the cells and the batch."""
+        if self.handle:
+            self.lib.llama_batch_free(self._batch)
+            self.lib.llama_free(self.handle)
+            self.handle = None
