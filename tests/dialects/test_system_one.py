@@ -101,6 +101,28 @@ def test_structured_texts_are_flattened_to_their_words() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"enum": ["c", "f"]}}},
+        {"city": {"type": "string"}, "unit": "c or f"},
+        ["city", "unit"],
+    ],
+)
+def test_an_option_that_is_a_tool_keeps_its_parts(parameters: Any) -> None:
+    value = {"description": "The forecast", "examples": ["rain in Oslo?", " "], "parameters": parameters}
+    parsed = s1.parse(body({"q": {"type": "choice", "criteria": {"weather": value, "b": None}}})).questions["q"]
+    assert isinstance(parsed, s1.Choice)
+    assert parsed.options[0] == s1.Option("weather", "The forecast", ("rain in Oslo?",), ("city", "unit"))
+
+
+def test_odd_shapes_under_the_same_keys_are_still_text() -> None:
+    value = {"description": ["a", "b"], "examples": "c", "parameters": 4}
+    parsed = s1.parse(body({"q": {"type": "choice", "criteria": {"x": value, "b": None}}})).questions["q"]
+    assert isinstance(parsed, s1.Choice)
+    assert parsed.options[0] == s1.Option("x", "a\nb\nc\n4")
+
+
 def test_option_names_are_kept_byte_for_byte() -> None:
     names = ["환불 요청", "🙂 기타", " spaced ", "e\u0301", "\u00e9", "tab\there", ""]
     question = {"type": "choice", "criteria": dict.fromkeys(names)}

@@ -32,11 +32,14 @@ BODY_BYTES_MAX = 8 * 1024 * 1024
 BUDGET_CHARS = 128 * 1024
 """State plus longest question: 32k tokens at four characters each, TypeSafe's own budget (``max_tokens_exceeded``)."""
 
-STATE_CHARS_READ = 16 * 1024
+STATE_CHARS_READ = 8 * 1024
 """How much of a state is read. A mean-pooled embedding of more than that says nothing about any part of it."""
 
 TEXT_CHARS_READ = 2 * 1024
 """How much of one instruction, description or level is read."""
+
+EXAMPLES_READ = 64
+"""Examples of one option; each costs one more comparison."""
 
 ID_CHARS_SHOWN = 80
 FAULTS_SHOWN_MAX = 64
@@ -88,11 +91,12 @@ class State(msgspec.Struct, frozen=True, gc=False):
 
 
 class Option(msgspec.Struct, frozen=True, gc=False):
-    """One option of a choice; ``name`` as it came, byte for byte."""
+    """One option of a choice; ``name`` as it came, byte for byte. ``parameters``: argument names of a tool."""
 
     name: str
     description: str = ""
     examples: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
 
 
 class Noul(msgspec.Struct, frozen=True, gc=False):
@@ -304,14 +308,38 @@ def _choice(loc: Loc, raw: dict[str, JSON], faults: list[Fault]) -> Choice | Non
 
 
 def _option(name: str, value: JSON) -> Option:
-    """Any text form will do; strings under ``examples`` are kept apart, since the scorer compares each by itself."""
+    """Any text form will do. What looks like a tool keeps its parts, since the scorer weighs them differently:
+
+    strings under ``examples``, and ``parameters`` as a JSON schema, an object keyed by name, or a list of names.
+    """
+    if not isinstance(value, dict):
+        return Option(name, render(value, TEXT_CHARS_READ, keys=False).text)
+    rest = dict(value)
+    examples = _strings(rest.get("examples"))
+    if examples:
+        del rest["examples"]
+    parameters = _parameter_names(rest.get("parameters"))
+    if parameters:
+        del rest["parameters"]
+    return Option(name, render(rest, TEXT_CHARS_READ, keys=False).text, examples[:EXAMPLES_READ], parameters)
+
+
+def _strings(value: JSON) -> tuple[str, ...]:
+    """A list of strings, blanks left out; nothing for any other shape."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        return ()
+    return tuple(item[:TEXT_CHARS_READ] for item in value if isinstance(item, str) and item.strip())
+
+
+def _parameter_names(value: JSON) -> tuple[str, ...]:
     if isinstance(value, dict):
-        found = value.get("examples")
-        if isinstance(found, list) and found and all(isinstance(item, str) for item in found):
-            examples = tuple(item[:TEXT_CHARS_READ] for item in found if isinstance(item, str) and item.strip())
-            rest: dict[str, JSON] = {key: child for key, child in value.items() if key != "examples"}
-            return Option(name, render(rest, TEXT_CHARS_READ, keys=False).text, examples)
-    return Option(name, render(value, TEXT_CHARS_READ, keys=False).text)
+        properties = value.get("properties")
+        if isinstance(properties, dict):
+            value = properties
+        elif value.get("type") == "object":
+            return ()
+        return tuple(value)
+    return _strings(value)
 
 
 def _score(loc: Loc, raw: dict[str, JSON], faults: list[Fault]) -> Score | None:
