@@ -28,7 +28,7 @@ from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
 from whetherman_edge.service import logs
 from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
-log = logging.getLogger("whetherman.daemon")
+log = logging.getLogger(__name__)
 
 # After a refused upload the rest is read and dropped for this long, so that the client sees the answer, not a reset.
 LINGER_S = 30.0

@@ -16,7 +16,7 @@ from whetherman_edge.proxy.guard import Guard
 from whetherman_edge.proxy.relay import Reply
 from whetherman_edge.proxy.upstream import Headers
 
-log = logging.getLogger("whetherman.proxy")
+log = logging.getLogger(__name__)
 
 Handler = Callable[[web.BaseRequest, Reply], Awaitable[Reply]]
 

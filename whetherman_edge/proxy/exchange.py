@@ -13,7 +13,7 @@ from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.relay import BodyStream, Reply, forwardable, read_body, relay
 from whetherman_edge.proxy.upstream import Headers, Upstream, UpstreamResponse
 
-log = logging.getLogger("whetherman.proxy")
+log = logging.getLogger(__name__)
 
 # Bodies up to this are read before they are sent, so that a stale keep-alive socket costs one retry and no error;
 # larger ones (Ollama blob uploads are gigabytes) stream through and use a fresh connection.

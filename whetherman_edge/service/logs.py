@@ -38,7 +38,7 @@ def configure(level: str) -> None:
     """Send our records, and those of aiohttp's server and asyncio, to stderr as lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
-    ours = logging.getLogger("whetherman")
+    ours = logging.getLogger("whetherman_edge")
     ours.handlers = [handler]
     ours.setLevel(level.upper())
     ours.propagate = False

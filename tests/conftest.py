@@ -1,0 +1,22 @@
+"""Shared by all tests: ``tests`` is importable, and nothing of the user's own configuration reaches a test."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # --import-mode=importlib leaves sys.path alone; the fakes are imported by name
+    sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture(autouse=True)
+def _no_user_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of whoever runs the tests, in WHETHERMAN_* or in the configuration folder, do not count."""
+    keep = ("WHETHERMAN_TEST_", "WHETHERMAN_REQUIRE_", "WHETHERMAN_ROUTER", "WHETHERMAN_MODELS")
+    for name in list(os.environ):
+        if name.startswith("WHETHERMAN_") and not name.startswith(keep):
+            monkeypatch.delenv(name)

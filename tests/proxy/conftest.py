@@ -1,0 +1,43 @@
+"""The daemon in the test's own loop, which is uvloop as in production, in front of a fake upstream."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+import uvloop
+
+from tests.fakes.upstream import FakeUpstream
+from whetherman_edge import daemon
+from whetherman_edge.config import Config, Loaded
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    fake = await FakeUpstream().start()
+    yield fake
+    await fake.stop()
+
+
+Serve = Callable[..., AbstractAsyncContextManager[str]]
+
+
+@pytest.fixture
+def serve(upstream: FakeUpstream) -> Serve:
+    """``async with serve(**keys) as url``: the daemon on a free port (or on ``listen``), keys as in Config."""
+
+    @contextlib.asynccontextmanager
+    async def run(**keys) -> AsyncIterator[str]:
+        values = {"port": 0, "upstream": upstream.url, "drain_timeout_s": 0.2, **keys}
+        listens = {"listen": "flag"} if "listen" in keys else {"port": "flag"}
+        async with daemon.running(Loaded(config=Config(**values), origins=listens)) as urls:
+            yield urls[0]
+
+    return run
