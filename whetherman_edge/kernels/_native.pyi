@@ -1,0 +1,3 @@
+from typing import Any
+
+def bind(isa: str, /) -> dict[str, Any]: ...
