@@ -26,8 +26,8 @@ LEVELS_MIN, LEVELS_MAX = 2, 10
 QUESTIONS_MAX = 1024
 """Questions of one request. None is documented; this one keeps a hostile body from holding the loop for seconds."""
 
-BODY_BYTES_MAX = 8 * 1024 * 1024
-"""Body after inflation. Far above the documented 64k tokens of a request, far below what hurts a laptop."""
+BODY_BYTES_MAX = 2 * 1024 * 1024
+"""Body after inflation: several times the documented 64k tokens of a request, and parsed in a few milliseconds."""
 
 BUDGET_CHARS = 128 * 1024
 """State plus longest question: 32k tokens at four characters each, TypeSafe's own budget (``max_tokens_exceeded``)."""
@@ -174,6 +174,29 @@ def parse_document(document: JSON) -> Request:
     assert isinstance(model, str)
     assert state is not None
     return Request(model, state, questions, n_chars)
+
+
+def chat_body(state: State) -> bytes | None:
+    """The state as an OpenAI chat body, when it is one: an object with ``messages`` and a non-empty list of ``tools``.
+
+    A tool may be in OpenAI's form, bare (``{"name", "description", "parameters"}``), or just a name.
+    """
+    value = state.value
+    if not isinstance(value, dict):
+        return None
+    messages, tools = value.get("messages"), value.get("tools")
+    if not isinstance(messages, list) or not messages or not isinstance(tools, list) or not tools:
+        return None
+    wrapped = [_tool(tool) for tool in tools]
+    return msgspec.json.encode({**value, "tools": wrapped})
+
+
+def _tool(tool: JSON) -> JSON:
+    if isinstance(tool, str):
+        return {"type": "function", "function": {"name": tool}}
+    if isinstance(tool, dict) and "function" not in tool and "type" not in tool and isinstance(tool.get("name"), str):
+        return {"type": "function", "function": tool}
+    return tool
 
 
 def _state(document: dict[str, JSON], faults: list[Fault]) -> State | None:

@@ -22,6 +22,8 @@ Handler = Callable[[web.BaseRequest, Reply], Awaitable[Reply]]
 
 # Probes carry no key, and say nothing that needs one.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
+# Clients of these read errors as {"detail": {"error_type", "message"}}.
+DETAIL_ERROR_PATHS = frozenset({"/v1/systemone"})
 _CORS_EXPOSED = b"x-whetherman-decision, x-whetherman-applied, x-whetherman-reason, x-whetherman-confidence, "
 _CORS_EXPOSED += b"x-whetherman-engine, x-whetherman-ms"
 
@@ -73,6 +75,7 @@ class App:
         self.active += 1
         self._idle.clear()
         reply = Reply(request)
+        reply.detail_errors = request.rel_url.raw_path in DETAIL_ERROR_PATHS
         if self.draining:
             reply.keep_alive = False
         try:

@@ -45,6 +45,21 @@ class Exchange:
             body = BodyStream(request)
         return await self._through(request, reply, body)
 
+    async def send(self, request: web.BaseRequest, body: bytes, *, encoded: bool = True) -> UpstreamResponse:
+        """Send a request upstream for a handler that reads the answer itself. Raises UpstreamMissing.
+
+        ``encoded=False`` asks for a body without content coding.
+        """
+        return await self._send(request, body, encoded=encoded)
+
+    async def pass_on(self, response: UpstreamResponse, reply: Reply) -> Reply:
+        """Relay an answer got from ``send``, untouched."""
+        return await self._relay(response, reply)
+
+    async def fault(self, reply: Reply, exc: UpstreamMissing) -> Reply:
+        """Tell the client that the upstream is away."""
+        return await self._upstream_fault(reply, exc)
+
     async def _through(self, request: web.BaseRequest, reply: Reply, body: bytes | AsyncIterable[bytes]) -> Reply:
         try:
             response = await self._send(request, body)
@@ -52,9 +67,13 @@ class Exchange:
             return await self._upstream_fault(reply, exc)
         return await self._relay(response, reply)
 
-    async def _send(self, request: web.BaseRequest, body: bytes | AsyncIterable[bytes]) -> UpstreamResponse:
+    async def _send(
+        self, request: web.BaseRequest, body: bytes | AsyncIterable[bytes], *, encoded: bool = True
+    ) -> UpstreamResponse:
         length = len(body) if isinstance(body, bytes) else None
         headers = forwardable(request.raw_headers, length, self._api_key)
+        if not encoded:
+            headers = [pair for pair in headers if pair[0].lower() not in (b"accept-encoding", b"if-none-match")]
         if self._upstream_api_key:
             _add_key(headers, self._upstream_api_key)
         chunked = length is None and request.content_length is None

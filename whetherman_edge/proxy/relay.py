@@ -81,7 +81,18 @@ class Reply:
     is left to do by then) and reads ``keep_alive``.
     """
 
-    __slots__ = ("_chunked", "_framed", "_head", "_head_only", "_request", "_writer", "extra", "keep_alive", "status")
+    __slots__ = (
+        "_chunked",
+        "_framed",
+        "_head",
+        "_head_only",
+        "_request",
+        "_writer",
+        "detail_errors",
+        "extra",
+        "keep_alive",
+        "status",
+    )
 
     def __init__(self, request: web.BaseRequest, *, extra: Headers | None = None) -> None:
         self._request = request
@@ -93,6 +104,7 @@ class Reply:
         self.extra: Headers = extra or []
         self.keep_alive = request.keep_alive
         self.status = 0
+        self.detail_errors = False
 
     @property
     def started(self) -> bool:
@@ -176,7 +188,12 @@ class Reply:
     async def send_error(
         self, status: int, reason: str, message: str, kind: str, code: str, *, src: str = "whetherman-edge"
     ) -> Reply:
-        """Write an error in OpenAI's shape; ``src`` says that it is ours, not the upstream's."""
+        """Write an error in OpenAI's shape; ``src`` says that it is ours, not the upstream's.
+
+        With ``detail_errors`` set it has the shape that System One clients read.
+        """
+        if self.detail_errors:
+            return await self.send_json(status, reason, {"detail": {"error_type": kind, "message": message}})
         error = {"message": message, "type": kind, "param": None, "code": code, "src": src}
         return await self.send_json(status, reason, {"error": error})
 
