@@ -37,7 +37,7 @@ HEALTHY_AFTER_S = 60.0
 STDERR_LINES = 12
 LINE_BYTES_MAX = 1 << 16
 
-log = logging.getLogger("whetherman.embedded")
+log = logging.getLogger(__name__)
 
 
 def child_command(weights: Path, alias: str, port: int) -> list[str]:

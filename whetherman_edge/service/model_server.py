@@ -16,7 +16,7 @@ from whetherman_edge.backbone.weights import DEFAULT_EMBEDDED
 from whetherman_edge.errors import UpstreamMissing
 from whetherman_edge.service import discovery, embedded
 
-log = logging.getLogger("whetherman.upstream")
+log = logging.getLogger(__name__)
 
 
 class ModelServer(msgspec.Struct, frozen=True):
