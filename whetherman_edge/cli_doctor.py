@@ -1,0 +1,183 @@
+"""``whetherman-edge doctor``: what this installation has, what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import hashlib
+import importlib.util
+import json
+import platform
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from whetherman_edge import __version__
+from whetherman_edge.config import Loaded, default_config_path, load_config
+from whetherman_edge.errors import WhethermanError
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+State = Literal["ok", "note", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line of the report. ``note`` costs nothing but speed or comfort; ``fail`` makes the exit code 1."""
+
+    name: str
+    state: State
+    detail: str
+
+
+def register(verbs: Verbs) -> None:
+    """Add ``doctor``."""
+    doctor = verbs.add_parser("doctor", help="check this installation and say what is wrong")
+    doctor.add_argument("--json", action="store_true", help="as one JSON object")
+    doctor.add_argument("--config", metavar="FILE", help="TOML file (default: WHETHERMAN_CONFIG, else the user's)")
+    doctor.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    findings = [*examine(parsed.config)]
+    failed = any(finding.state == "fail" for finding in findings)
+    if parsed.json:
+        value = {"ok": not failed, "checks": [msgspec.to_builtins(finding) for finding in findings]}
+        print(json.dumps(value, indent=2))
+    else:
+        width = max(len(finding.name) for finding in findings)
+        for finding in findings:
+            print(f"{finding.state:<4}  {finding.name:<{width}}  {finding.detail}")
+    return 1 if failed else 0
+
+
+def examine(config_path: str | None) -> Iterable[Finding]:
+    """Run every check; one that breaks is a finding, never an exception."""
+    yield Finding(
+        "version", "ok", f"whetherman-edge {__version__}, Python {platform.python_version()} {sys.executable}"
+    )
+    yield Finding("machine", "ok", f"{platform.system()} {platform.machine()}")
+    loaded: Loaded | None = None
+    try:
+        loaded = load_config({}, path=config_path)
+    except WhethermanError as exc:
+        yield Finding("config", "fail", str(exc))
+    else:
+        files = sorted({o.removeprefix("file ") for o in loaded.origins.values() if o.startswith("file ")})
+        yield Finding("config", "ok", files[0] if files else f"defaults; no file at {default_config_path()}")
+    for name, check in _CHECKS:
+        yield _guarded(name, check)
+    if loaded is not None:
+        yield _guarded("port", lambda: _port(loaded))
+        yield _guarded("upstream", lambda: _upstream(loaded))
+
+
+def _guarded(name: str, check: Callable[[], tuple[State, str]]) -> Finding:
+    try:
+        state, detail = check()
+    except WhethermanError as exc:
+        return Finding(name, "fail", str(exc))
+    except Exception as exc:
+        return Finding(name, "fail", f"{type(exc).__name__}: {exc}")
+    return Finding(name, state, detail)
+
+
+def _kernels() -> tuple[State, str]:
+    from whetherman_edge.kernels import load
+
+    kernels = load()
+    if kernels.backend == "native":
+        return "ok", f"backend: native, isa: {kernels.isa}"
+    return (
+        "note",
+        "backend: reference (NumPy); works, slower. For the compiled kernels install a C compiler and reinstall",
+    )
+
+
+def _router() -> tuple[State, str]:
+    from whetherman_edge.router.table import RouterTable
+
+    return "ok", f"sha256 {RouterTable.open(None).sha256[:16]}…"
+
+
+def _gate() -> tuple[State, str]:
+    from whetherman_edge.gate.static_gate import StaticGate
+    from whetherman_edge.kernels import load
+    from whetherman_edge.router.scorer import Scorer
+    from whetherman_edge.router.table import RouterTable
+
+    kernels = load()
+    gate = StaticGate.open(Scorer(RouterTable.open(None), kernels), kernels, None)
+    return "ok", f"static gate, sha256 {gate.sha256[:16]}…"
+
+
+def _artifacts() -> tuple[State, str]:
+    """Hash every packaged artifact that has a manifest naming its sha256."""
+    folder = Path(__file__).resolve().parent / "artifacts"
+    checked = 0
+    for manifest in sorted(folder.glob("*.json")):
+        value = json.loads(manifest.read_text(encoding="utf-8"))
+        expected = value.get("file_sha256")
+        file = manifest.with_suffix(".safetensors")
+        if not expected or not file.is_file():
+            continue
+        got = hashlib.sha256(file.read_bytes()).hexdigest()
+        if got != expected:
+            return "fail", f"{file.name}: expected sha256 {expected[:16]}…, got {got[:16]}…; reinstall the package"
+        checked += 1
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    return ("ok", f"{', '.join(files)}; {checked} verified by manifest") if files else ("fail", f"none in {folder}")
+
+
+def _gemma() -> tuple[State, str]:
+    if importlib.util.find_spec("llama_cpp") is None:
+        return "note", "not installed; the static engine serves. pip install 'whetherman-edge[gemma]' adds the backbone"
+    return "ok", "llama-cpp-python is installed"
+
+
+def _port(loaded: Loaded) -> tuple[State, str]:
+    config = loaded.config
+    if not loaded.listens_tcp or config.port == 0:
+        return "ok", config.listen or "any free port"
+    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as exc:
+            if exc.errno == errno.EADDRINUSE:
+                return "note", f"{config.host}:{config.port} is in use, by a running whetherman-edge or something else"
+            return "fail", f"cannot listen on {config.host}:{config.port}: {exc.strerror}"
+    return "ok", f"{config.host}:{config.port} is free"
+
+
+def _upstream(loaded: Loaded) -> tuple[State, str]:
+    from whetherman_edge.proxy.upstream import Target, Upstream
+    from whetherman_edge.service import discovery
+
+    configured = loaded.config.upstream
+    if configured == "embedded":
+        return "ok", "embedded"
+    if configured:
+        target = Target.parse(configured)
+        reachable = asyncio.run(Upstream(target).reachable(2.0))
+        return (
+            ("ok", f"{configured} accepts connections") if reachable else ("note", f"{configured} does not answer now")
+        )
+    found = asyncio.run(discovery.discover())
+    if found:
+        return "ok", ", ".join(f"{one.name} at {one.url}" for one in found)
+    return "note", "no model server found on the usual ports; start one, or use --upstream embedded"
+
+
+_CHECKS: tuple[tuple[str, Callable[[], tuple[State, str]]], ...] = (
+    ("kernels", _kernels),
+    ("artifacts", _artifacts),
+    ("router", _router),
+    ("gate", _gate),
+    ("gemma", _gemma),
+)
