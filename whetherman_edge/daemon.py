@@ -18,14 +18,13 @@ from aiohttp import web
 
 from whetherman_edge import __version__
 from whetherman_edge.config import Config, Loaded
-from whetherman_edge.errors import UpstreamMissing
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.app import App
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.guard import Guard, check_bind
 from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
-from whetherman_edge.service import logs
+from whetherman_edge.service import logs, model_server
 from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
 log = logging.getLogger(__name__)
@@ -44,11 +43,24 @@ def run(loaded: Loaded) -> None:
 async def _serve(loaded: Loaded) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    starting = asyncio.current_task()
+
+    def end() -> None:
+        stop.set()
+        if starting is not None:  # a download or a model that loads would otherwise be waited for
+            starting.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with running(loaded):
-        await stop.wait()
-        log.info("event=draining")
+        loop.add_signal_handler(number, end)
+    try:
+        async with running(loaded):
+            starting = None
+            await stop.wait()
+            log.info("event=draining")
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        log.info("event=stopped_while_starting")
 
 
 @contextlib.asynccontextmanager
@@ -58,7 +70,8 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
     listeners = _listeners(loaded)
     try:
         async with contextlib.AsyncExitStack() as stack:
-            target = await _target(config, stack)
+            server = await model_server.resolve(config.upstream, config.upstream_kind, stack)
+            target = Target.parse(server.url)
             upstream = Upstream(
                 target, connect_timeout_s=config.connect_timeout_s, idle_timeout_s=config.idle_timeout_s
             )
@@ -93,12 +106,6 @@ def _listeners(loaded: Loaded) -> list[socket.socket]:
             listener.close()
         raise
     return listeners
-
-
-async def _target(config: Config, stack: contextlib.AsyncExitStack) -> Target:
-    if config.upstream not in ("", "embedded"):
-        return Target.parse(config.upstream)
-    raise UpstreamMissing("no model server found; start one, or name it with --upstream URL")
 
 
 def _app(config: Config, upstream: Upstream) -> App:

@@ -1,10 +1,16 @@
-"""Which model server stands behind the daemon: the one given, one found on this machine, or the embedded one."""
+"""Which model server stands behind the daemon: the one given, one found on this machine, or the embedded one.
+
+``python -m whetherman_edge.service.model_server`` prints the ``--upstream`` that ``make serve`` uses: the one that is
+configured, else one that is found, else ``embedded``. ``serve`` alone never falls back to the embedded server: a
+service that starts before its model server must not answer from a toy.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import sys
 import threading
 from contextlib import AsyncExitStack, suppress
 
@@ -13,7 +19,8 @@ import msgspec
 from whetherman_edge.backbone import store
 from whetherman_edge.backbone.progress import ConsoleProgress
 from whetherman_edge.backbone.weights import DEFAULT_EMBEDDED
-from whetherman_edge.errors import UpstreamMissing
+from whetherman_edge.config import load_config
+from whetherman_edge.errors import UpstreamMissing, WhethermanError
 from whetherman_edge.service import discovery, embedded
 
 log = logging.getLogger(__name__)
@@ -39,10 +46,9 @@ async def resolve(upstream: str, kind: str, stack: AsyncExitStack) -> ModelServe
         return ModelServer(upstream, await discovery.kind_of(upstream) if kind == "auto" else kind)
     found = await discovery.discover()
     if not found:
-        looked = ", ".join(f"{place.name} at {place.url}" for place in discovery.candidates())
         raise UpstreamMissing(
-            f"expected a model server on this machine, looked for {looked}, none answers; start one, or name it with "
-            "--upstream URL, or use --upstream embedded for a small built-in one"
+            f"expected a model server on this machine, looked for {_looked_for()}, none answers; start one, or name it "
+            "with --upstream URL, or use --upstream embedded for a small built-in one"
         )
     first, *others = found
     log.info("event=upstream_found name=%r url=%s", first.name, first.url)
@@ -78,3 +84,30 @@ async def _weights(name: str) -> store.Installed:
         with suppress(Exception):
             await work
         raise
+
+
+def _looked_for() -> str:
+    return ", ".join(f"{place.name} at {place.url}" for place in discovery.candidates())
+
+
+def main() -> int:
+    """Prints one upstream on stdout and why on stderr."""
+    try:
+        configured = load_config().config.upstream
+    except WhethermanError:
+        configured = ""  # serve reads the same settings next and says what is wrong with them
+    if configured:
+        sys.stdout.write(f"{configured}\n")
+        return 0
+    found = asyncio.run(discovery.discover())
+    if found:
+        sys.stderr.write(f"found {found[0].name} at {found[0].url}\n")
+        sys.stdout.write(f"{found[0].url}\n")
+    else:
+        sys.stderr.write(f"looked for {_looked_for()}: none answers; using the small built-in model server\n")
+        sys.stdout.write("embedded\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
