@@ -2,8 +2,8 @@
  *
  * A kernel is a pure function over buffers its caller owns: no allocation, I/O, errno, globals or threads.
  *
- * Alignment: none assumed. Multi-byte elements come as `const unsigned char *` and are read with memcpy, because a NumPy
- *   view may start at any byte. Byte order is the machine's, which must be little-endian (checked below).
+ * Alignment: none assumed. Multi-byte elements come as `const unsigned char *` and are read with memcpy, because a
+ *   NumPy view may start at any byte. Byte order is the machine's, which must be little-endian (checked below).
  * Aliasing: no two arguments overlap (restrict).
  * Indices: every index read from a buffer is checked before it is used; the kernel then returns a wh_status other than
  *   WH_OK and leaves the output unspecified.
@@ -37,7 +37,7 @@ enum wh_status {
 #define WH_COSINE_POOLED_MAX ((int32_t)16777216)
 
 /* pooled[j] = sum over i of table[ids[i]][j].
- * table: int8 (vocab_size, dim), C-contiguous.  ids: int32 (n_ids,), 0 <= id < vocab_size.  pooled: int32 (dim,), out. */
+ * table: int8 (vocab_size, dim).  ids: int32 (n_ids,), 0 <= id < vocab_size.  pooled: int32 (dim,), out. */
 typedef enum wh_status wh_pool_i8_fn(const int8_t *restrict table, size_t vocab_size, size_t dim,
                                      const unsigned char *restrict ids, size_t n_ids, unsigned char *restrict pooled);
 
@@ -66,8 +66,8 @@ wh_cosine_i8_fn wh_cosine_i8_neon;
 #endif
 
 /* Hashed n-grams of a text. The exact definition (words, padding, order, hash) is in kernels/reference.py.
- * A text of n bytes has at most WH_NGRAMS_PER_BYTE * n n-grams: a word of L bytes gives 2 word and at most 3 L character
- * n-grams, and L >= 1. */
+ * A text of n bytes has at most WH_NGRAMS_PER_BYTE * n n-grams: a word of L >= 1 bytes gives 2 word and at most 3 L
+ * character n-grams. */
 #define WH_NGRAMS_PER_BYTE ((size_t)5)
 #define WH_NGRAM_WORD_BYTES_MAX ((size_t)64)
 enum wh_ngram_mode {
@@ -79,7 +79,8 @@ enum wh_ngram_mode {
     WH_NGRAM_ALL = 31,
 };
 
-/* Writes hash & bucket_mask of each n-gram to buckets (uint32, room for WH_NGRAMS_PER_BYTE * n_bytes); returns how many. */
+/* Writes hash & bucket_mask of each n-gram to buckets (uint32, room for WH_NGRAMS_PER_BYTE * n_bytes); returns how
+ * many. */
 size_t wh_hash_ngrams(const uint8_t *restrict text, size_t n_bytes, uint32_t seed, uint32_t bucket_mask, uint32_t modes,
                       unsigned char *restrict buckets);
 

@@ -1,8 +1,8 @@
-/* The two callbacks llama.cpp calls while it computes: one reads a single tensor and ends the graph there, one ends a decode
- * whose caller has gone. whetherman_edge/backbone/capture.py has the same in ctypes, and says why.
+/* The two callbacks llama.cpp calls while it computes: one reads a single tensor and ends the graph there, one ends a
+ * decode whose caller has gone. whetherman_edge/backbone/capture.py has the same in ctypes, and says why.
  *
- * No ggml header is needed: the accessors come as function pointers, the tensor stays opaque. Called on llama.cpp's threads
- * without the interpreter lock, so nothing here may touch Python. */
+ * No ggml header is needed: the accessors come as function pointers, the tensor stays opaque. Called on llama.cpp's
+ * threads without the interpreter lock, so nothing here may touch Python. */
 #include <stdatomic.h>
 #include <string.h>
 

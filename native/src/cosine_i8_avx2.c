@@ -5,11 +5,13 @@
 
 #define LANES ((size_t)16)
 
-static inline int32_t horizontal_sum(__m256i sum_i32x8) {
-    __m128i sum_i32x4 = _mm_add_epi32(_mm256_castsi256_si128(sum_i32x8), _mm256_extracti128_si256(sum_i32x8, 1));
-    sum_i32x4 = _mm_add_epi32(sum_i32x4, _mm_shuffle_epi32(sum_i32x4, _MM_SHUFFLE(1, 0, 3, 2)));
-    sum_i32x4 = _mm_add_epi32(sum_i32x4, _mm_shuffle_epi32(sum_i32x4, _MM_SHUFFLE(2, 3, 0, 1)));
-    return _mm_cvtsi128_si32(sum_i32x4);
+/* In int64: a lane holds up to 2^29 and there are eight. */
+static inline int64_t horizontal_sum(__m256i sum_i32x8) {
+    const __m256i low_i64x4 = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(sum_i32x8));
+    const __m256i high_i64x4 = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(sum_i32x8, 1));
+    const __m256i sum_i64x4 = _mm256_add_epi64(low_i64x4, high_i64x4);
+    const __m128i sum_i64x2 = _mm_add_epi64(_mm256_castsi256_si128(sum_i64x4), _mm256_extracti128_si256(sum_i64x4, 1));
+    return _mm_cvtsi128_si64(_mm_add_epi64(sum_i64x2, _mm_unpackhi_epi64(sum_i64x2, sum_i64x2)));
 }
 
 /* vpmaddwd: sixteen 16-bit products, added in pairs to eight int32. */

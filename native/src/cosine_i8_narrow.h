@@ -1,7 +1,7 @@
 /* The query as int16, for the vector files: vpmaddwd and vmlal_s16 multiply 16-bit lanes.
  *
- * A pooled text of up to 256 tokens always fits int16 and real ones far beyond that do. A query that does not fit, or is
- * longer than the buffer, takes the serial kernel: same result, only slower. */
+ * A pooled text of up to 255 tokens always fits int16 and real ones far beyond that do. A query that does not fit, or
+ * is longer than the buffer, takes the serial kernel: same result, only slower. */
 #ifndef WH_COSINE_I8_NARROW_H
 #define WH_COSINE_I8_NARROW_H
 
@@ -9,7 +9,7 @@
 
 /* 2 KiB of stack; the shipped table has 256 columns.
  * Also the overflow bound of the int32 lanes: a product is at most 32767 * 128 < 2^22, and both vector files have eight
- * lanes and so add two products a lane for every 16 columns: 1024 / 16 * 2 * 2^22 = 2^29. */
+ * lanes and so add two products a lane for every 16 columns: 1024 / 16 * 2 * 2^22 = 2^29. The lanes meet in int64. */
 #define WH_NARROW_DIM_MAX ((size_t)1024)
 
 static inline bool wh_query_fits_i16(struct wh_query query, size_t dim) {

@@ -6,8 +6,8 @@
 #include "bytes.h"
 #include "wh_kernels.h"
 
-/* FNV-1a, 32 bit (http://www.isthe.com/chongo/tech/comp/fnv/), then the 32-bit finaliser of MurmurHash3, because the low
- * bits of FNV alone are weak for short keys and the bucket is made of the low bits. */
+/* FNV-1a, 32 bit (http://www.isthe.com/chongo/tech/comp/fnv/), then the 32-bit finaliser of MurmurHash3, because the
+ * low bits of FNV alone are weak for short keys and the bucket is made of the low bits. */
 #define FNV_OFFSET ((uint32_t)2166136261U)
 #define FNV_PRIME ((uint32_t)16777619U)
 
@@ -88,7 +88,8 @@ static inline void walk_ngrams(const uint8_t *text, size_t n_bytes, uint32_t see
         uint32_t word_hash = word_start;
         uint32_t next_pair_hash = pair_start;
         size_t length = 0;
-        for (uint8_t byte; length < WH_NGRAM_WORD_BYTES_MAX && at < n_bytes && (byte = word_byte(text[at])) != 0; at++) {
+        for (uint8_t byte; length < WH_NGRAM_WORD_BYTES_MAX && at < n_bytes && (byte = word_byte(text[at])) != 0;
+             at++) {
             padded[++length] = byte;
             word_hash = fnv_step(word_hash, byte);
             pair_hash = fnv_step(pair_hash, byte);

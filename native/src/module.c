@@ -1,9 +1,9 @@
 /* whetherman_edge.kernels._native: the kernels as Python functions, against the Limited API of CPython 3.11.
  *
- * bind(isa) returns a dict of functions bound to one row of kernels. Every function checks dtype, dimensions and lengths
- * of its buffers before anything is read, raises ValueError for whatever does not fit, and has one exit that releases what
- * it acquired. Outputs are buffers of the caller, so no array is made here. The GIL stays held: the longest call the gate
- * makes is tens of microseconds, less than handing the lock over can cost. */
+ * bind(isa) returns a dict of functions bound to one row of kernels. Every function checks dtype, dimensions and
+ * lengths of its buffers before anything is read, raises ValueError for whatever does not fit, and has one exit that
+ * releases what it acquired. Outputs are buffers of the caller, so no array is made here. The GIL stays held: the longest call
+ * the gate makes is tens of microseconds, less than handing the lock over can cost. */
 #if defined(WH_WITHOUT_PYTHON_H)
 #include "stable_abi.h"
 #else
@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "wh_capture.h"
 #include "wh_kernels.h"
 
 #define OPS_CAPSULE "whetherman_edge.kernels.ops"
@@ -49,8 +50,9 @@ static bool acquire(PyObject *object, const char *name, const struct dtype *dtyp
     if (PyObject_GetBuffer(object, view, PyBUF_ND | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0)) != 0) {
         view->obj = NULL;
         PyErr_Clear();
-        PyErr_Format(PyExc_ValueError, "%s: expected a C-contiguous%s %s array of %d dimension(s); got an object that is not",
-                     name, writable ? " writable" : "", dtype->name, ndim);
+        PyErr_Format(PyExc_ValueError,
+                     "%s: expected a C-contiguous%s %s array of %d dimension(s); got an object that is not", name,
+                     writable ? " writable" : "", dtype->name, ndim);
         return false;
     }
     if (view->ndim != ndim || !has_dtype(view, dtype)) {
@@ -73,7 +75,8 @@ static void release(Py_buffer *views, int n_views) {
 
 static bool has_length(const Py_buffer *view, int axis, Py_ssize_t length, const char *name, const char *reason) {
     if (view->shape[axis] != length) {
-        PyErr_Format(PyExc_ValueError, "%s: expected length %zd (%s); got %zd", name, length, reason, view->shape[axis]);
+        PyErr_Format(PyExc_ValueError, "%s: expected length %zd (%s); got %zd", name, length, reason,
+                     view->shape[axis]);
         return false;
     }
     return true;
@@ -115,7 +118,8 @@ static PyObject *result(enum wh_status status, const char *function, Py_ssize_t 
     case WH_ERR_INDEX:
         return PyErr_Format(PyExc_ValueError, "%s: an index points outside the array it indexes", function);
     case WH_ERR_RANGE:
-        return PyErr_Format(PyExc_ValueError, "%s: a value exceeds the bound that keeps the integer sums exact", function);
+        return PyErr_Format(PyExc_ValueError, "%s: a value exceeds the bound that keeps the integer sums exact",
+                            function);
     case WH_ERR_CYCLE:
         return PyErr_Format(PyExc_ValueError, "%s: a child node does not come after its parent", function);
     }
@@ -141,11 +145,10 @@ static PyObject *pool_i8_into(PyObject *self, PyObject *const *args, Py_ssize_t 
         goto cleanup;
     }
     const size_t n_ids = (size_t)views[IDS].shape[0];
-    const enum wh_status status =
-        n_ids > WH_POOL_IDS_MAX
-            ? WH_ERR_RANGE
-            : ops->pool_i8(views[TABLE].buf, (size_t)views[TABLE].shape[0], (size_t)dim, views[IDS].buf, n_ids,
-                           views[POOLED].buf);
+    const enum wh_status status = n_ids > WH_POOL_IDS_MAX
+                                      ? WH_ERR_RANGE
+                                      : ops->pool_i8(views[TABLE].buf, (size_t)views[TABLE].shape[0], (size_t)dim,
+                                                     views[IDS].buf, n_ids, views[POOLED].buf);
     answer = result(status, "pool_i8", (Py_ssize_t)n_ids);
 cleanup:
     release(views, N_VIEWS);
@@ -261,9 +264,9 @@ static PyObject *ngram_sum_f32_into(PyObject *self, PyObject *const *args, Py_ss
         !has_length(&views[SUMS], 0, views[WEIGHTS].shape[1], "sums", "the columns of weights")) {
         goto cleanup;
     }
-    const size_t count = wh_ngram_sum_f32(views[TEXT].buf, (size_t)views[TEXT].len, (uint32_t)seed, (uint32_t)modes,
-                                          views[WEIGHTS].buf, (size_t)views[WEIGHTS].shape[0],
-                                          (size_t)views[WEIGHTS].shape[1], views[SUMS].buf);
+    const size_t count =
+        wh_ngram_sum_f32(views[TEXT].buf, (size_t)views[TEXT].len, (uint32_t)seed, (uint32_t)modes, views[WEIGHTS].buf,
+                         (size_t)views[WEIGHTS].shape[0], (size_t)views[WEIGHTS].shape[1], views[SUMS].buf);
     answer = PyLong_FromSsize_t((Py_ssize_t)count);
 cleanup:
     release(views, N_VIEWS);
@@ -271,8 +274,8 @@ cleanup:
 }
 
 /* forest_f32_into(features float32 (n_features,), feature_index int32 (n_nodes,), threshold float64 (n_nodes,),
- *                 left int32 (n_nodes,), right int32 (n_nodes,), leaf_value float64 (n_leaves,), tree_root int32 (n_trees,),
- *                 tree_class int32 (n_trees,), sums float64 (n_classes,) out) -> n_trees */
+ *                 left int32 (n_nodes,), right int32 (n_nodes,), leaf_value float64 (n_leaves,),
+ *                 tree_root int32 (n_trees,), tree_class int32 (n_trees,), sums float64 (n_classes,) out) -> n_trees */
 static PyObject *forest_f32_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     enum { FEATURES, FEATURE_INDEX, THRESHOLD, LEFT, RIGHT, LEAF_VALUE, TREE_ROOT, TREE_CLASS, SUMS, N_VIEWS };
     static const struct {
@@ -323,8 +326,7 @@ cleanup:
 }
 
 /* Through a pointer without a prototype, as the documentation of METH_FASTCALL has it. */
-#define FASTCALL(function)                                                                                             \
-    { #function, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL }
+#define FASTCALL(function) {#function, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL}
 
 static PyMethodDef bound_methods[] = {
     FASTCALL(pool_i8_into),     FASTCALL(cosine_i8_into),     FASTCALL(gather_sum_f32_into),
@@ -363,16 +365,32 @@ static PyObject *bind(PyObject *module, PyObject *isa) {
     return functions;
 }
 
+/* capture_addresses() -> (eval callback, abort callback, size of struct wh_capture), for ctypes. */
+static PyObject *capture_addresses(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    return Py_BuildValue("(KKn)", (unsigned long long)(uintptr_t)wh_capture_on_node,
+                         (unsigned long long)(uintptr_t)wh_capture_on_abort, (Py_ssize_t)sizeof(struct wh_capture));
+}
+
 static PyMethodDef module_methods[] = {
     {"bind", bind, METH_O, "bind(isa) -> dict of kernel functions and the name of the instruction set"},
+    {"capture_addresses", capture_addresses, METH_NOARGS, "-> (eval callback, abort callback, size of their state)"},
     {NULL, NULL, 0, NULL},
 };
 
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_native", "Compiled kernels; use whetherman_edge.kernels.load().", 0, module_methods, slots,
-    NULL,                  NULL,      NULL,
+    PyModuleDef_HEAD_INIT,
+    "_native",
+    "Compiled kernels; use whetherman_edge.kernels.load().",
+    0,
+    module_methods,
+    slots,
+    NULL,
+    NULL,
+    NULL,
 };
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

@@ -1,8 +1,8 @@
 /* The part of CPython's stable ABI (3.11) that module.c uses, for machines with a compiler but without Python.h.
  *
- * Debian's python3 comes without its headers (they are in python3-dev), and a sidecar should not need them: the stable ABI
- * promises that these names, signatures and layouts stay as they are for all of Python 3. Where Python.h exists it is
- * used, and tests/test_native_abi.py builds the module both ways and compares.
+ * Debian's python3 comes without its headers (they are in python3-dev), and a sidecar should not need them: the stable
+ * ABI promises that these names, signatures and layouts stay as they are for all of Python 3. Where Python.h exists it
+ * is used, and tests/test_native_abi.py builds the module both ways and compares.
  * Sources: https://docs.python.org/3/c-api/stable.html and Misc/stable_abi.toml of CPython 3.11. */
 #ifndef WH_STABLE_ABI_H
 #define WH_STABLE_ABI_H
@@ -24,6 +24,7 @@ typedef struct PyMethodDef {
     int ml_flags;
     const char *ml_doc;
 } PyMethodDef;
+#define METH_NOARGS 0x0004
 #define METH_O 0x0008
 #define METH_FASTCALL 0x0080
 
@@ -49,10 +50,7 @@ typedef struct PyModuleDef {
     void *m_clear;
     void *m_free;
 } PyModuleDef;
-#define PyModuleDef_HEAD_INIT                                                                                          \
-    {                                                                                                                  \
-        {1, NULL}, NULL, 0, NULL                                                                                       \
-    }
+#define PyModuleDef_HEAD_INIT {{1, NULL}, NULL, 0, NULL}
 #define PyMODINIT_FUNC __attribute__((visibility("default"))) PyObject *
 
 typedef struct {
@@ -86,6 +84,7 @@ unsigned long long PyLong_AsUnsignedLongLong(PyObject *);
 PyObject *PyLong_FromSsize_t(Py_ssize_t);
 const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
 PyObject *PyUnicode_FromString(const char *);
+PyObject *Py_BuildValue(const char *, ...);
 PyObject *PyDict_New(void);
 int PyDict_SetItemString(PyObject *, const char *, PyObject *);
 PyObject *PyCapsule_New(void *, const char *, void (*)(PyObject *));

@@ -65,7 +65,7 @@ def _text(value: Any) -> bytes:
 
 def _integer(value: object, name: str, largest: int) -> int:
     if not isinstance(value, int) or not 0 <= value <= largest:
-        raise ValueError(f"{name}: expected an integer from 0 to {largest}; got {str(value):.40}")
+        raise ValueError(f"{name}: expected an integer from 0 to {largest}; got {value!s:.40}")
     return value
 
 
