@@ -11,20 +11,30 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import uvloop
 from aiohttp import web
 
 from whetherman_edge import __version__
 from whetherman_edge.config import Config, Loaded
+from whetherman_edge.errors import ArtifactError, UsageError
 from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy import models
 from whetherman_edge.proxy.app import App
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.guard import Guard, check_bind
+from whetherman_edge.proxy.systemone import PATH as SYSTEMONE_PATH
+from whetherman_edge.proxy.systemone import SystemOne, UpstreamFirst
 from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
+from whetherman_edge.router.decision import Choice
+from whetherman_edge.router.scorer import Scorer
+from whetherman_edge.router.table import RouterTable
+from whetherman_edge.router.typed_questions import TypedJudge
 from whetherman_edge.service import logs, model_server
+from whetherman_edge.service.decision_socket import DecisionSocket, Handlers
 from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
 log = logging.getLogger(__name__)
@@ -68,7 +78,11 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
     """The daemon, serving inside the block; yields the URLs it listens on."""
     config = loaded.config
     listeners = _listeners(loaded)
+    decision_listener = None
     try:
+        if config.decision_socket:
+            decision_listener = bind_unix(config.decision_socket.removeprefix("unix:"))
+        scorer, scorer_fault = _scorer()
         async with contextlib.AsyncExitStack() as stack:
             server = await model_server.resolve(config.upstream, config.upstream_kind, stack)
             target = Target.parse(server.url)
@@ -76,7 +90,8 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
                 target, connect_timeout_s=config.connect_timeout_s, idle_timeout_s=config.idle_timeout_s
             )
             stack.callback(upstream.close)
-            app = _app(config, upstream)
+            app = _app(config, upstream, scorer, scorer_fault)
+            await _decision_socket(decision_listener, scorer, scorer_fault, stack)
             async with _accepting(app, listeners, config.drain_timeout_s):
                 urls = [_url(listener) for listener in listeners]
                 log.info("event=listening urls=%s upstream=%s", ",".join(urls), target.url)
@@ -86,10 +101,13 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
                     )
                 yield urls
     finally:
-        for listener in listeners:
-            listener.close()
+        for listener in (*listeners, decision_listener):
+            if listener is not None:
+                listener.close()
         if config.listen:
             unlink_unix(config.listen.removeprefix("unix:"))
+        if decision_listener is not None:
+            unlink_unix(config.decision_socket.removeprefix("unix:"))
 
 
 def _listeners(loaded: Loaded) -> list[socket.socket]:
@@ -108,9 +126,42 @@ def _listeners(loaded: Loaded) -> list[socket.socket]:
     return listeners
 
 
-def _app(config: Config, upstream: Upstream) -> App:
+def _scorer() -> tuple[Scorer | None, str]:
+    """The ToolRouter, or why there is none: a daemon without it still relays."""
+    try:
+        return Scorer(RouterTable.open()), ""
+    except ArtifactError as exc:
+        log.error("event=router_missing detail=%r", str(exc))
+        return None, str(exc)
+
+
+async def _decision_socket(
+    listener: socket.socket | None, scorer: Scorer | None, fault: str, stack: contextlib.AsyncExitStack
+) -> None:
+    """Serve the decision socket until ``stack`` closes."""
+    if listener is None:
+        return
+
+    def route(query: str, options: Mapping[str, Any]) -> Choice:
+        if scorer is None:
+            raise UsageError(fault)
+        return scorer.route(query, options)
+
+    async def decide(_body: bytes, _profile: str) -> Any:
+        raise UsageError("decide: expected a gate, this build has none")
+
+    server = DecisionSocket(Handlers(route=route, decide=decide))
+    await server.start(listener)
+    stack.push_async_callback(server.stop)
+
+
+def _app(config: Config, upstream: Upstream, scorer: Scorer | None, scorer_fault: str) -> App:
     counters = Counters()
     exchange = Exchange(upstream, counters, api_key=config.api_key, upstream_api_key=config.upstream_api_key)
+    systemone = SystemOne(TypedJudge(scorer) if scorer is not None else None, counters, fault=scorer_fault)
+    serve_systemone = (
+        UpstreamFirst(systemone, exchange).handle if config.prefer_upstream_systemone else systemone.handle
+    )
     health = Health(upstream, counters, lambda: "", __version__)
     guard = Guard(
         host=config.host,
@@ -126,6 +177,8 @@ def _app(config: Config, upstream: Upstream) -> App:
             ("GET", "/readyz"): health.readyz,
             ("GET", "/health"): health.health,
             ("GET", "/metrics"): health.metrics,
+            ("GET", models.PATH): models.Models(exchange).handle,
+            ("POST", SYSTEMONE_PATH): serve_systemone,
         },
         gated={},
         relay=exchange.relay,

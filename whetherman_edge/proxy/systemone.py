@@ -13,7 +13,7 @@ import http
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ from aiohttp import web
 from whetherman_edge.dialects import system_one, system_one_answer
 from whetherman_edge.dialects.system_one import Choice, Question, Refusal, Request, State
 from whetherman_edge.dialects.system_one_answer import Judge, Judgement
-from whetherman_edge.errors import RequestError, UpstreamMissing, ViewError
+from whetherman_edge.errors import EnvironmentFault, RequestError, UpstreamMissing, ViewError
 from whetherman_edge.gate.verdict import LABELS, Verdict
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.exchange import Exchange, answer_expect
@@ -43,8 +43,9 @@ RERANK_BELOW = 0.8
 # The upstream has no such path: 404 and 405 by the book, 501 from minimal servers.
 _NOT_SERVED = frozenset({404, 405, 501})
 
-GateJudge = Callable[[bytes], Verdict]
-"""The gate's verdict on an OpenAI chat body. Raises ViewError when the body is none."""
+GateJudge = Callable[[bytes], Awaitable[Verdict]]
+"""The gate's verdict on an OpenAI chat body. Raises ViewError when the body is none, EnvironmentFault or TimeoutError
+when there is no verdict to be had."""
 
 
 class Rerank(Protocol):
@@ -63,12 +64,22 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class SystemOne:
-    """Answers System One requests. Constructed by the daemon, which chooses judge, gate and reranker."""
+    """Answers System One requests. Constructed by the daemon, which chooses judge, gate and reranker.
+
+    Without a judge (``fault`` says why: its artifact is missing or broken) every request is a 503.
+    """
 
     def __init__(
-        self, judge: Judge, counters: Counters, *, gate: GateJudge | None = None, rerank: Rerank | None = None
+        self,
+        judge: Judge | None,
+        counters: Counters,
+        *,
+        fault: str = "",
+        gate: GateJudge | None = None,
+        rerank: Rerank | None = None,
     ) -> None:
         self._judge = judge
+        self._fault = fault
         self._counters = counters
         self._gate = gate
         self._rerank = rerank
@@ -104,9 +115,11 @@ class SystemOne:
                 )
             inflated = inflate(body, headers.get("Content-Encoding", ""), system_one.BODY_BYTES_MAX)
             asked = system_one.parse(inflated)
+            if self._judge is None:
+                raise Refusal(503, "engine_unavailable", self._fault)
         except RequestError as error:
             return _refused(error)
-        answers = await self._answers(asked)
+        answers = await self._answers(asked, self._judge)
         engines = sorted({answer.x_engine for answer in answers.values()})
         response = system_one_answer.Response(
             model=system_one_answer.DECISION_MODEL,
@@ -118,11 +131,11 @@ class SystemOne:
         )
         return Answered(200, _headers(), system_one_answer.serialize(response))
 
-    async def _answers(self, asked: Request) -> dict[str, system_one_answer.Answer]:
+    async def _answers(self, asked: Request, judge: Judge) -> dict[str, system_one_answer.Answer]:
         answers: dict[str, system_one_answer.Answer] = {}
         held_since_s = time.perf_counter()
         for name, question in asked.questions.items():
-            judgement = self._judged(asked.state, question)
+            judgement = await self._judged(asked.state, question, judge)
             if self._rerank is not None and isinstance(question, Choice):
                 judgement = await self._second_opinion(asked.state, question, judgement, self._rerank)
             answers[name] = system_one_answer.answer(question, judgement)
@@ -131,21 +144,23 @@ class SystemOne:
                 held_since_s = time.perf_counter()
         return answers
 
-    def _judged(self, state: State, question: Question) -> Judgement:
+    async def _judged(self, state: State, question: Question, judge: Judge) -> Judgement:
         if self._gate is not None and isinstance(question, Choice) and question.asks_the_gate:
-            judgement = self._gates(state, question, self._gate)
+            judgement = await self._gates(state, question, self._gate)
             if judgement is not None:
                 return judgement
-        return self._judge.judge(state, question)
+        return judge.judge(state, question)
 
-    def _gates(self, state: State, question: Choice, gate: GateJudge) -> Judgement | None:
-        """The gate's own four labels over a chat state: the gate answers. None when the state is no chat with tools."""
+    @staticmethod
+    async def _gates(state: State, question: Choice, gate: GateJudge) -> Judgement | None:
+        """The gate's answer for its own four labels; None when it has none, or the state is no chat with tools."""
         body = system_one.chat_body(state)
         if body is None:
             return None
         try:
-            verdict = gate(body)
-        except ViewError:
+            verdict = await gate(body)
+        except (ViewError, EnvironmentFault, TimeoutError) as exc:
+            log.info("event=systemone_gate_passed kind=%s", type(exc).__name__)
             return None
         by_label = dict(zip(LABELS, verdict.probabilities, strict=True))
         probabilities = tuple(by_label[option.name] for option in question.options)  # type: ignore[index]
