@@ -306,6 +306,20 @@ def test_what_is_too_large(raw: bytes, status: int, error_type: str) -> None:
     assert isinstance(detail["message"], str)
 
 
+@pytest.mark.parametrize(
+    "model", ["jev-latest", "jev-1.13.0", "typesafe/jev-preview", "whetherman-edge-0", "Whetherman-Edge"]
+)
+def test_model_names_that_are_answered(model: str) -> None:
+    assert s1.parse(body({"q": NOUL}, model=model)).model == model
+
+
+@pytest.mark.parametrize("model", ["", "jev", "gpt-5", "jevcompat-no-such-model", "jev-latest\n", "a/b/jev-latest"])
+def test_an_unknown_model_is_not_found(model: str) -> None:
+    with pytest.raises(s1.Refusal) as caught:
+        s1.parse(body({"q": NOUL}, model=model))
+    assert (caught.value.status, caught.value.kind) == (404, "not_found")
+
+
 def test_messages_never_quote_the_state() -> None:
     with pytest.raises(s1.InvalidBody) as caught:
         s1.parse(json.dumps({"state": "SECRET", "questions": {"q": {"type": "choice", "criteria": {"a": 1}}}}).encode())

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -44,8 +45,14 @@ EXAMPLES_READ = 64
 ID_CHARS_SHOWN = 80
 FAULTS_SHOWN_MAX = 64
 
+DECISION_MODEL = "whetherman-edge-0"
+"""Our model's name; raised when answers change in kind, not with every fit."""
+
 DEFAULT_MODEL = "jev-latest"
 """What the SDKs send. Clients that leave the model out mean this one."""
+
+_MODEL_NAMES = re.compile(r"(?:[\w.-]+/)?(?:jev-[\w.-]+|whetherman-edge(?:-[\w.-]+)?)", re.IGNORECASE | re.ASCII)
+"""Names answered: ours, and any Jev release, with or without a provider's prefix: a pinned client is still a client."""
 
 GATE_LABELS = frozenset({"ACT", "ANSWER", "ASK", "DECLINE"})
 
@@ -140,7 +147,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(body: bytes) -> Request:
-    """Check a body. Raises `InvalidBody` (422) with every fault, or `Refusal` (400, 413) when it is too large."""
+    """Check a body. Raises `InvalidBody` (422) with every fault, or `Refusal` (400, 404, 413)."""
     if len(body) > BODY_BYTES_MAX:
         raise Refusal(
             413,
@@ -170,9 +177,14 @@ def parse_document(document: JSON) -> Request:
     questions = _questions(document, faults)
     if faults:
         raise InvalidBody(faults)
-    n_chars = _budget(document)
     assert isinstance(model, str)
     assert state is not None
+    if _MODEL_NAMES.fullmatch(model) is None:
+        message = (
+            f"no model {model[:ID_CHARS_SHOWN]!r} here; expected {DECISION_MODEL} or {DEFAULT_MODEL} (see /v1/models)"
+        )
+        raise Refusal(404, "not_found", message)
+    n_chars = _budget(document)
     return Request(model, state, questions, n_chars)
 
 

@@ -12,6 +12,8 @@ from typing import Protocol
 import msgspec
 
 from whetherman_edge.dialects.system_one import (
+    DECISION_MODEL,
+    DEFAULT_MODEL,
     Choice,
     Fault,
     InvalidBody,
@@ -32,8 +34,6 @@ UNIT = 1_000_000
 CHARS_PER_TOKEN = 4
 """Usage is an estimate: nothing is billed here, and tokenising twice would cost more than the decision."""
 
-DECISION_MODEL = "whetherman-edge-0"
-MODEL_ALIAS = "jev-latest"
 MODELS: tuple[dict[str, str], ...] = (
     {
         "name": DECISION_MODEL,
@@ -41,7 +41,7 @@ MODELS: tuple[dict[str, str], ...] = (
         "release_date": "2026-11-30",
     },
     {
-        "name": MODEL_ALIAS,
+        "name": DEFAULT_MODEL,
         "description": f"Alias of {DECISION_MODEL}, the name System One clients send by default.",
         "release_date": "2026-11-30",
     },

@@ -122,7 +122,7 @@ class SystemOne:
         answers = await self._answers(asked, self._judge)
         engines = sorted({answer.x_engine for answer in answers.values()})
         response = system_one_answer.Response(
-            model=system_one_answer.DECISION_MODEL,
+            model=system_one.DECISION_MODEL,
             answers=answers,
             usage=system_one_answer.usage_of(asked),
             x_engine="+".join(engines),
