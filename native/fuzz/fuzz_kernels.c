@@ -1,6 +1,5 @@
 /* Random arguments, valid and not, against the contract: a kernel answers with a status and touches nothing outside its
- * buffers. Run under AddressSanitizer (make sanitize). With -DWH_LIBFUZZER it is a libFuzzer target:
- *   clang -fsanitize=fuzzer,address,undefined -DWH_LIBFUZZER -DWH_HAVE_AVX2 -mavx2 -Iinclude -Isrc src/[cdfghp]*.c ... */
+ * buffers. Run under AddressSanitizer (make sanitize). With -DWH_LIBFUZZER it has no main and is a libFuzzer target. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,8 +2,8 @@
  *
  * bind(isa) returns a dict of functions bound to one row of kernels. Every function checks dtype, dimensions and
  * lengths of its buffers before anything is read, raises ValueError for whatever does not fit, and has one exit that
- * releases what it acquired. Outputs are buffers of the caller, so no array is made here. The GIL stays held: the longest call
- * the gate makes is tens of microseconds, less than handing the lock over can cost. */
+ * releases what it acquired. Outputs are buffers of the caller, so no array is made here. The GIL stays held: the
+ * longest call the gate makes is tens of microseconds, less than handing the lock over can cost. */
 #if defined(WH_WITHOUT_PYTHON_H)
 #include "stable_abi.h"
 #else

@@ -1,5 +1,6 @@
 /* The kernels from C: hand-computed values, refusals, and every instruction set against the serial file on buffers of
- * exactly the size the contract names, so that AddressSanitizer sees a read one byte beyond. Exit 0 or the first failure. */
+ * exactly the size the contract names, so that AddressSanitizer sees a read one byte beyond. Exit 0, or 1 at the first
+ * failure. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

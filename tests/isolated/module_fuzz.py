@@ -1,0 +1,95 @@
+"""Loads a build of the native module by path and feeds it arguments of every kind; run under AddressSanitizer.
+
+``python tests/isolated/module_fuzz.py build/sanitize/_native.abi3.so``. A call answers or raises ValueError or TypeError;
+anything else, and any read outside a buffer, ends the process with an error. The C tests cannot see module.c: this does.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import random
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+RUNS = 30_000
+SIZES = [0, 1, 2, 3, 4, 15, 16, 17, 64, 255, 256]
+DTYPES = [np.int8, np.uint8, np.int32, np.uint32, np.float32, np.float64, np.int64]
+# What each function takes, so that most arguments are right and the calls get past the first check.
+SIGNATURES: dict[str, list[Any]] = {
+    "pool_i8_into": [(np.int8, 2), (np.int32, 1), (np.int32, 1)],
+    "cosine_i8_into": [(np.int32, 1), (np.int8, 2), (np.float64, 1), (np.float64, 1)],
+    "gather_sum_f32_into": [(np.float32, 2), (np.uint32, 1), (np.float64, 1)],
+    "hash_ngrams_into": ["text", "int", "int", "int", (np.uint32, 1)],
+    "ngram_sum_f32_into": ["text", "int", "int", (np.float32, 2), (np.float64, 1)],
+    "forest_f32_into": [(np.float32, 1), (np.int32, 1), (np.float64, 1), (np.int32, 1), (np.int32, 1)]
+    + [(np.float64, 1), (np.int32, 1), (np.int32, 1), (np.float64, 1)],
+}
+
+
+def load(path: str) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader("_native", path)
+    spec = importlib.util.spec_from_file_location("_native", path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+class Arguments:
+    """Draws arguments; the sizes of one call are drawn from few values, so that lengths often agree."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.sizes = self.random.choices(SIZES, k=2)
+
+    def array(self, dtype: Any, n_dims: int) -> np.ndarray[Any, Any]:
+        if self.random.random() < 0.03:
+            dtype = self.random.choice(DTYPES)
+        if self.random.random() < 0.03:
+            n_dims = self.random.randrange(4)
+        shape = tuple(self.random.choice(self.sizes) for _ in range(n_dims))
+        if n_dims > 2:
+            shape = shape[:2] + (1,) * (n_dims - 2)
+        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        exact = bytearray(self.random.randbytes(n_bytes) if self.random.random() < 0.3 else n_bytes)
+        array = np.frombuffer(exact, dtype).reshape(shape)
+        if array.size and np.issubdtype(dtype, np.integer) and self.random.random() < 0.8:
+            array[...] = np.arange(array.size).reshape(shape) % max(1, min(self.sizes))
+        return array[::2] if n_dims and self.random.random() < 0.02 else array
+
+    def draw(self, kind: Any) -> Any:
+        if self.random.random() < 0.01:
+            return self.random.choice([None, "text", 3, -1, 2**70, b"", [], object()])
+        if kind == "text":
+            return self.random.randbytes(self.random.choice(self.sizes))
+        if kind == "int":
+            return self.random.choice([0, 1, 4, 31, 256, 2**31, 2**32 - 1, -1, 2**64])
+        return self.array(*kind)
+
+
+def main(path: str) -> int:
+    module = load(path)
+    rows = [module.bind("serial"), module.bind("best")]
+    answered = refused = 0
+    for run in range(RUNS):
+        arguments = Arguments(run)
+        name = arguments.random.choice(list(SIGNATURES))
+        values = [arguments.draw(kind) for kind in SIGNATURES[name]]
+        if arguments.random.random() < 0.01:
+            values.pop()
+        for row in rows:
+            try:
+                row[name](*values)
+                answered += 1
+            except (ValueError, TypeError):
+                refused += 1
+    print(f"module fuzz: {RUNS} runs, {answered} calls answered, {refused} refused, nothing else ({rows[1]['isa']})")
+    return 0 if min(answered, refused) > RUNS // 20 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
