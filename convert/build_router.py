@@ -19,6 +19,14 @@ from whetherman_edge.router.artifact import write_artifact
 from whetherman_edge.router.table import DEFAULT_PATH, SPECIALS
 
 SIZE_MAX = 10_000_000
+# The report's weights: 7, 3, 2 for "name. description", description, name; (.5, .5) and (.5, .25) for shared words.
+ZERO_SHOT = {
+    "mix": [7.0, 3.0, 2.0, 0.0],
+    "lexical": [[0.5, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 1.0]],
+    "name_share": 1.0,
+    "has_parameters_bias": 0.0,
+    "calibration": [1.7, 0.0],
+}
 
 
 def read_model(folder: Path) -> tuple[np.ndarray, list[str]]:
@@ -70,7 +78,7 @@ def main() -> None:
         "vocab": np.frombuffer("\n".join(tokens).encode(), dtype=np.uint8),
         "stem": stem,
         "idf": idf,
-        "config": np.frombuffer(json.dumps({"temperature": 0.6}).encode(), dtype=np.uint8),
+        "config": np.frombuffer(json.dumps(ZERO_SHOT).encode(), dtype=np.uint8),
     }
     args.out.parent.mkdir(exist_ok=True)
     digest = write_artifact(args.out, arrays, {"model": "potion-base-8M, zero-shot"})

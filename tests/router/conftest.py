@@ -14,9 +14,18 @@ from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import DEFAULT_PATH, SPECIALS, RouterTable
 
 
+CONFIG = {
+    "mix": [7.0, 3.0, 2.0, 0.0],
+    "lexical": [[0.5, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 1.0]],
+    "name_share": 1.0,
+    "has_parameters_bias": 0.0,
+    "calibration": [1.7, 0.0],
+}
+
+
 @pytest.fixture(scope="session")
 def kernels():
-    return load("numpy")
+    return load("reference")
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +52,7 @@ def tiny(tmp_path) -> Path:
         "vocab": np.frombuffer("\n".join(tokens).encode(), dtype=np.uint8),
         "stem": np.arange(len(tokens), dtype=np.int32),
         "idf": np.ones(len(tokens), dtype=np.float32),
-        "config": np.frombuffer(json.dumps({"temperature": 0.6}).encode(), dtype=np.uint8),
+        "config": np.frombuffer(json.dumps(CONFIG).encode(), dtype=np.uint8),
     }
     write_artifact(path, arrays, {})
     return path

@@ -1,4 +1,4 @@
-"""Words that query and tool share, stemmed and weighted by rarity.
+"""Words that query and tool share, stemmed and weighted by learned rarity.
 
 Everything happens on WordPiece ids: the artifact maps each id to a stem class (``stem``) and each class to a weight
 (``idf``; 0 for function words and punctuation), so nothing is stemmed at run time.
@@ -7,7 +7,6 @@ Everything happens on WordPiece ids: the artifact maps each id to a stem class (
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from whetherman_edge.router.artifact import Artifact, fault
 
 F64Array = npt.NDArray[np.float64]
-FIELDS: Final = 3  # name, description, parameters
+Stems = dict[int, float]
 
 
 class StemTable:
@@ -30,48 +29,62 @@ class StemTable:
             raise fault(artifact.path, "stem section points outside the vocabulary")
         if not np.isfinite(self.idf).all():
             raise fault(artifact.path, "idf section is not finite")
+        self._pairs: dict[int, tuple[int, float]] = {}  # at most vocab_size entries, filled as tokens are met
 
-    def weights(self, token_ids: Iterable[int]) -> dict[int, float]:
+    def weights(self, token_ids: Iterable[int]) -> Stems:
         """Stem class -> weight of the content words among ``token_ids``, in order of first appearance."""
-        stem, idf = self.stem, self.idf
-        found: dict[int, float] = {}
+        pairs = self._pairs
+        found: Stems = {}
         for token in token_ids:
-            cls = int(stem[token])
-            if cls not in found:
-                weight = float(idf[cls])
-                if weight > 0.0:
-                    found[cls] = weight
+            pair = pairs.get(token)
+            if pair is None:
+                cls = int(self.stem[token])
+                pair = pairs[token] = (cls, float(self.idf[cls]))
+            if pair[1] > 0.0:
+                found[pair[0]] = pair[1]
         return found
 
 
 class Postings:
-    """Inverted index of a slate: stem class -> where it adds, in a flat (FIELDS * n_tools,) vector.
+    """Inverted index of a slate over the stems of its tools' fields (name, description, parameters).
 
-    The value added is the stem's weight over the field's own total for the parameter and name fields' share, so that
-    ``overlap`` is the share of the query's weight that a tool's field covers.
+    With w(s) the weight of a stem, the lexical score of tool t is
+
+        sum over fields f of  covered_f * w(q & t_f) / w(q)  +  own_f * w(q & t_f) / (w(t_f) + floor_f)
+
+    the share of the query's words that the field covers, and the share of the field's words that the query names.
+    Both sums are additive over shared stems, so each stem carries its contributions ready-made.
     """
 
-    def __init__(self, fields: Sequence[Sequence[dict[int, float]]]) -> None:
-        """``fields[f][t]``: stem weights of field ``f`` of tool ``t``."""
+    def __init__(self, fields: Sequence[Sequence[Stems]], weights: Sequence[tuple[float, float, float]]) -> None:
+        """``fields[f][t]``: stems of field ``f`` of tool ``t``. ``weights[f]``: (covered, own, floor)."""
         self.n_tools = len(fields[0]) if fields else 0
-        self.size = len(fields) * self.n_tools
-        places: dict[int, list[int]] = {}
-        for f, tools in enumerate(fields):
+        gathered: dict[int, dict[int, list[float]]] = {}
+        for tools, (covered, own, floor) in zip(fields, weights, strict=True):
             for t, stems in enumerate(tools):
-                for cls in stems:
-                    places.setdefault(cls, []).append(f * self.n_tools + t)
-        self._places = {cls: np.array(where, dtype=np.int64) for cls, where in places.items()}
-        self.totals: F64Array = np.array([[sum(s.values()) for s in tools] for tools in fields], dtype=np.float64)
+                total = sum(stems.values()) + floor
+                for cls, weight in stems.items():
+                    cell = gathered.setdefault(cls, {}).setdefault(t, [0.0, 0.0])
+                    cell[0] += covered * weight
+                    cell[1] += own * weight / total
+        self._places: dict[int, tuple[npt.NDArray[np.intp], F64Array]] = {
+            cls: (
+                np.array([*cells, *(t + self.n_tools for t in cells)], dtype=np.intp),
+                np.array([c[0] for c in cells.values()] + [c[1] for c in cells.values()], dtype=np.float64),
+            )
+            for cls, cells in gathered.items()
+        }
 
-    def shared(self, query: dict[int, float]) -> F64Array:
-        """Weight shared by the query and each field: (FIELDS, n_tools) float64."""
-        where, values = [], []
-        for cls, weight in query.items():
-            place = self._places.get(cls)
+    def score(self, query: Stems) -> F64Array:
+        """Lexical score of each tool: (n_tools,) float64."""
+        n = self.n_tools
+        flat = np.zeros(2 * n)
+        places = self._places
+        for cls in query:
+            place = places.get(cls)
             if place is not None:
-                where.append(place)
-                values.append(np.full(len(place), weight))
-        if not where:
-            return np.zeros((self.size // self.n_tools, self.n_tools)) if self.n_tools else np.zeros((0, 0))
-        flat = np.bincount(np.concatenate(where), np.concatenate(values), minlength=self.size)
-        return flat.reshape(-1, self.n_tools)
+                flat[place[0]] += place[1]
+        total = sum(query.values())
+        if total <= 0.0:
+            return flat[:n]
+        return np.asarray(flat[:n] / total + flat[n:])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final, Protocol, cast
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +20,13 @@ from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from whetherman_edge.kernels import Kernels, load
 from whetherman_edge.router.artifact import Artifact, fault, open_artifact
 
 I8Matrix = npt.NDArray[np.int8]
 I32Vector = npt.NDArray[np.int32]
 F32Vector = npt.NDArray[np.float32]
-F64Vector = npt.NDArray[np.float64]
+
 
 DEFAULT_PATH: Final = Path(__file__).resolve().parent.parent / "artifacts" / "router.safetensors"
 PATH_VARIABLE: Final = "WHETHERMAN_ROUTER"
@@ -59,14 +60,6 @@ def _library_tokenizer(vocabulary: bytes) -> Tokenizer:
     return tokenizer
 
 
-class Kernels(Protocol):
-    """The kernels the router calls; see ``whetherman_edge.kernels``."""
-
-    def pool_i8(self, table: I8Matrix, ids: I32Vector, /) -> I32Vector: ...
-
-    def cosine_i8(self, pooled: I32Vector, prototypes: I8Matrix, norms: F64Vector, /) -> F64Vector: ...
-
-
 class RouterTable:
     """The mapped table and its tokenizer. One per process; not thread-safe to first use of a word (a dict insert)."""
 
@@ -87,12 +80,8 @@ class RouterTable:
     @classmethod
     def open(cls, path: Path | str | None = None, kernels: Kernels | None = None) -> RouterTable:
         """Open ``path``, else $WHETHERMAN_ROUTER, else the packaged file. Raises ArtifactError."""
-        if kernels is None:
-            from whetherman_edge.kernels import load
-
-            kernels = load()
         chosen = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
-        return cls(open_artifact(chosen), kernels)
+        return cls(open_artifact(chosen), kernels or load())
 
     @property
     def sha256(self) -> str:
@@ -140,4 +129,4 @@ class RouterTable:
             self._words[word] = tuple(encoded.ids)
 
     def _library_ids(self, text: str) -> list[int]:
-        return cast("list[int]", self._library.encode(text, add_special_tokens=False).ids)
+        return self._library.encode(text, add_special_tokens=False).ids
