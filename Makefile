@@ -54,9 +54,11 @@ install-test: $(VENV)/.installed-test
 
 # ---- running -----------------------------------------------------------------------------------------------------------
 
+# The upstream: UPSTREAM=, else the configured one, else Ollama, LM Studio or llama.cpp on this machine, else embedded.
 .PHONY: serve
 serve: install
-	@exec $(BIN)/whetherman-edge serve --port $(PORT) $(if $(UPSTREAM),--upstream $(UPSTREAM)) $(ARGS)
+	@upstream='$(UPSTREAM)'; [ -n "$$upstream" ] || upstream=$$($(BIN)/python -m whetherman_edge.service.model_server); \
+	    exec $(BIN)/whetherman-edge serve --port $(PORT) --upstream "$$upstream" $(ARGS)
 
 # ---- checks ------------------------------------------------------------------------------------------------------------
 
