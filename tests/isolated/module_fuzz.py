@@ -1,7 +1,7 @@
 """Loads a build of the native module by path and feeds it arguments of every kind; run under AddressSanitizer.
 
-``python tests/isolated/module_fuzz.py build/sanitize/_native.abi3.so``. A call answers or raises ValueError or TypeError;
-anything else, and any read outside a buffer, ends the process with an error. The C tests cannot see module.c: this does.
+``python tests/isolated/module_fuzz.py build/sanitize/_native.abi3.so [RUNS]``. A call answers or raises ValueError or
+TypeError; anything else, and any read outside a buffer, ends the process with an error. The C tests cannot see module.c.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-RUNS = 30_000
+RUNS_DEFAULT = 30_000
 SIZES = [0, 1, 2, 3, 4, 15, 16, 17, 64, 255, 256]
 DTYPES = [np.int8, np.uint8, np.int32, np.uint32, np.float32, np.float64, np.int64]
 # What each function takes, so that most arguments are right and the calls get past the first check.
@@ -25,8 +25,10 @@ SIGNATURES: dict[str, list[Any]] = {
     "gather_sum_f32_into": [(np.float32, 2), (np.uint32, 1), (np.float64, 1)],
     "hash_ngrams_into": ["text", "int", "int", "int", (np.uint32, 1)],
     "ngram_sum_f32_into": ["text", "int", "int", (np.float32, 2), (np.float64, 1)],
-    "forest_f32_into": [(np.float32, 1), (np.int32, 1), (np.float64, 1), (np.int32, 1), (np.int32, 1)]
-    + [(np.float64, 1), (np.int32, 1), (np.int32, 1), (np.float64, 1)],
+    "forest_f32_into": [
+        *((np.float32, 1), (np.int32, 1), (np.float64, 1), (np.int32, 1), (np.int32, 1)),
+        *((np.float64, 1), (np.int32, 1), (np.int32, 1), (np.float64, 1)),
+    ],
 }
 
 
@@ -71,11 +73,11 @@ class Arguments:
         return self.array(*kind)
 
 
-def main(path: str) -> int:
+def main(path: str, runs: int = RUNS_DEFAULT) -> int:
     module = load(path)
     rows = [module.bind("serial"), module.bind("best")]
     answered = refused = 0
-    for run in range(RUNS):
+    for run in range(runs):
         arguments = Arguments(run)
         name = arguments.random.choice(list(SIGNATURES))
         values = [arguments.draw(kind) for kind in SIGNATURES[name]]
@@ -87,9 +89,9 @@ def main(path: str) -> int:
                 answered += 1
             except (ValueError, TypeError):
                 refused += 1
-    print(f"module fuzz: {RUNS} runs, {answered} calls answered, {refused} refused, nothing else ({rows[1]['isa']})")
-    return 0 if min(answered, refused) > RUNS // 20 else 1
+    print(f"module fuzz: {runs} runs, {answered} calls answered, {refused} refused, nothing else ({rows[1]['isa']})")
+    return 0 if min(answered, refused) > runs // 20 else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], *map(int, sys.argv[2:])))
