@@ -86,11 +86,9 @@ class ConsoleProgress:
         elapsed_s = max(now_s - self._start_s, 1e-6)
         rate = (self._shown_bytes - self._first_bytes) / elapsed_s
         left = (self._total_bytes - self._shown_bytes) / rate if rate > 0 else None
-        eta = "" if left is None else f", {left:.0f} s left"
-        return (
-            f"{self._label}: {human_bytes(self._shown_bytes)} of {human_bytes(self._total_bytes)} "
-            f"({share:.0%}), {human_bytes(int(rate))}/s{eta}"
-        )
+        pace = "" if left is None else f", {human_bytes(int(rate))}/s, {left:.0f} s left"
+        shown, total = human_bytes(self._shown_bytes), human_bytes(self._total_bytes)
+        return f"{self._label}: {shown} of {total} ({share:.0%}){pace}"
 
     def _clear(self) -> None:
         if self._drawn:
