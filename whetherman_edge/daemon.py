@@ -17,11 +17,12 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from whetherman_edge import __version__
+from whetherman_edge import __version__, composition
+from whetherman_edge.composition import Gate
 from whetherman_edge.config import Config, Loaded
-from whetherman_edge.errors import ArtifactError, UsageError
+from whetherman_edge.errors import UsageError
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.proxy import models
+from whetherman_edge.proxy import decide, models
 from whetherman_edge.proxy.app import App
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
@@ -30,10 +31,8 @@ from whetherman_edge.proxy.systemone import PATH as SYSTEMONE_PATH
 from whetherman_edge.proxy.systemone import SystemOne, UpstreamFirst
 from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
 from whetherman_edge.router.decision import Choice
-from whetherman_edge.router.scorer import Scorer
-from whetherman_edge.router.table import RouterTable
 from whetherman_edge.router.typed_questions import TypedJudge
-from whetherman_edge.service import logs, model_server
+from whetherman_edge.service import discovery, logs, model_server
 from whetherman_edge.service.decision_socket import DecisionSocket, Handlers
 from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
@@ -41,6 +40,10 @@ log = logging.getLogger(__name__)
 
 # After a refused upload the rest is read and dropped for this long, so that the client sees the answer, not a reset.
 LINGER_S = 30.0
+# llama.cpp serves both; OpenAI-compatible clients use the first.
+CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
+KIND_PAUSE_FIRST_S = 2.0
+KIND_PAUSE_MAX_S = 600.0
 
 
 def run(loaded: Loaded) -> None:
@@ -82,16 +85,17 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
     try:
         if config.decision_socket:
             decision_listener = bind_unix(config.decision_socket.removeprefix("unix:"))
-        scorer, scorer_fault = _scorer()
+        counters = Counters()
+        gate = composition.open_gate(config, counters)
         async with contextlib.AsyncExitStack() as stack:
-            server = await model_server.resolve(config.upstream, config.upstream_kind, stack)
-            target = Target.parse(server.url)
+            target = await _target(config, gate, stack)
             upstream = Upstream(
                 target, connect_timeout_s=config.connect_timeout_s, idle_timeout_s=config.idle_timeout_s
             )
             stack.callback(upstream.close)
-            app = _app(config, upstream, scorer, scorer_fault)
-            await _decision_socket(decision_listener, scorer, scorer_fault, stack)
+            app = _app(config, upstream, gate, counters)
+            await _decision_socket(decision_listener, gate, stack)
+            await gate.warm_up()
             async with _accepting(app, listeners, config.drain_timeout_s):
                 urls = [_url(listener) for listener in listeners]
                 log.info("event=listening urls=%s upstream=%s", ",".join(urls), target.url)
@@ -126,43 +130,65 @@ def _listeners(loaded: Loaded) -> list[socket.socket]:
     return listeners
 
 
-def _scorer() -> tuple[Scorer | None, str]:
-    """The ToolRouter, or why there is none: a daemon without it still relays."""
-    try:
-        return Scorer(RouterTable.open()), ""
-    except ArtifactError as exc:
-        log.error("event=router_missing detail=%r", str(exc))
-        return None, str(exc)
+async def _target(config: Config, gate: Gate, stack: contextlib.AsyncExitStack) -> Target:
+    """Where the model server is. The kind of one that the user named is found out beside, not before, serving."""
+    if config.upstream in ("", "embedded"):
+        server = await model_server.resolve(config.upstream, config.upstream_kind, stack)
+        gate.learned.kind = server.kind
+        return Target.parse(server.url)
+    target = Target.parse(config.upstream)
+    if config.upstream_kind == "auto":
+        asking = asyncio.create_task(_learn_kind(config.upstream, gate), name="upstream-kind")
+        stack.callback(asking.cancel)
+    return target
 
 
-async def _decision_socket(
-    listener: socket.socket | None, scorer: Scorer | None, fault: str, stack: contextlib.AsyncExitStack
-) -> None:
+async def _learn_kind(url: str, gate: Gate) -> None:
+    """Ask the upstream what it is, again and more rarely while it is not up."""
+    pause_s = KIND_PAUSE_FIRST_S
+    while True:
+        gate.learned.kind = await discovery.kind_of(url)
+        log.info("event=upstream_kind kind=%s", gate.learned.kind)
+        if gate.learned.kind != "unknown" or pause_s > KIND_PAUSE_MAX_S:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s *= 4
+
+
+async def _decision_socket(listener: socket.socket | None, gate: Gate, stack: contextlib.AsyncExitStack) -> None:
     """Serve the decision socket until ``stack`` closes."""
     if listener is None:
         return
 
     def route(query: str, options: Mapping[str, Any]) -> Choice:
-        if scorer is None:
-            raise UsageError(fault)
-        return scorer.route(query, options)
+        if gate.engine is None:
+            raise UsageError(gate.fault)
+        return gate.engine.scorer.route(query, options)
 
-    async def decide(_body: bytes, _profile: str) -> Any:
-        raise UsageError("decide: expected a gate, this build has none")
+    async def decide_one(body: bytes, profile: str) -> decide.Record:
+        return await decide.decide(gate.gating, {"x-whetherman-profile": profile} if profile else {}, body)
 
-    server = DecisionSocket(Handlers(route=route, decide=decide))
+    server = DecisionSocket(Handlers(route=route, decide=decide_one))
     await server.start(listener)
     stack.push_async_callback(server.stop)
 
 
-def _app(config: Config, upstream: Upstream, scorer: Scorer | None, scorer_fault: str) -> App:
-    counters = Counters()
-    exchange = Exchange(upstream, counters, api_key=config.api_key, upstream_api_key=config.upstream_api_key)
-    systemone = SystemOne(TypedJudge(scorer) if scorer is not None else None, counters, fault=scorer_fault)
+def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> App:
+    exchange = Exchange(
+        upstream,
+        counters,
+        gate.gating,
+        gate_body_bytes_max=config.gate_body_bytes_max,
+        body_bytes_max=config.body_bytes_max,
+        api_key=config.api_key,
+        upstream_api_key=config.upstream_api_key,
+    )
+    typed = TypedJudge(gate.engine.scorer) if gate.engine is not None else None
+    systemone = SystemOne(typed, counters, gate=gate.verdict_on if gate.engine is not None else None, fault=gate.fault)
     serve_systemone = (
         UpstreamFirst(systemone, exchange).handle if config.prefer_upstream_systemone else systemone.handle
     )
-    health = Health(upstream, counters, lambda: "", __version__)
+    health = Health(upstream, counters, lambda: gate.fault, __version__)
     guard = Guard(
         host=config.host,
         api_key=config.api_key,
@@ -179,8 +205,9 @@ def _app(config: Config, upstream: Upstream, scorer: Scorer | None, scorer_fault
             ("GET", "/metrics"): health.metrics,
             ("GET", models.PATH): models.Models(exchange).handle,
             ("POST", SYSTEMONE_PATH): serve_systemone,
+            ("POST", decide.PATH): decide.DecideEndpoint(gate.gating, config.gate_body_bytes_max).handle,
         },
-        gated={},
+        gated=dict.fromkeys(CHAT_PATHS, exchange.chat),
         relay=exchange.relay,
     )
 

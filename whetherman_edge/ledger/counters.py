@@ -17,9 +17,12 @@ HELP: dict[str, str] = {
     "responses_total": "responses by class of status (2xx, 4xx, …)",
     "upstream_failures_total": "upstream faults by kind (connect, reset)",
     "client_closed_total": "clients that went away before the response was complete",
+    "drain_cut_total": "requests cut off at the end of the drain",
+    "outcomes_total": "what the model did (called: yes, no), by decision and whether it was applied",
     "leaked_call_total": "withheld requests whose reply was a tool call all the same, re-sent unmodified",
-    "resent_total": "withheld requests re-sent unmodified, by cause (leaked_call, upstream_status)",
+    "resent_total": "withheld requests re-sent unmodified, by cause (leaked_call, refused)",
     "repeat_call_total": "requests whose history repeats a call with the same result",
+    "systemone_requests_total": "requests to /v1/systemone by class of status",
     "gate_failures_total": "gate failures by reason",
     "prompt_tokens_withheld_total": "estimated prompt tokens of tools that were not sent",
 }

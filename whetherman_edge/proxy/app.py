@@ -80,12 +80,13 @@ class App:
             reply.keep_alive = False
         try:
             await self._serve(request, reply)
-        except ConnectionError:
-            self._counters.add("client_closed_total")
-            log.info("event=client_closed path=%s", _logged_path(request))
+        except (ConnectionError, asyncio.CancelledError) as exc:
+            event = "drain_cut" if self.draining else "client_closed"
+            self._counters.add(f"{event}_total")
+            log.info("event=%s path=%s status=%d", event, _logged_path(request), reply.status)
+            if isinstance(exc, asyncio.CancelledError):
+                raise
             reply.keep_alive = False
-        except asyncio.CancelledError:
-            raise
         except Exception as exc:
             log.exception("event=internal_error path=%s kind=%s", _logged_path(request), type(exc).__name__)
             if reply.started:

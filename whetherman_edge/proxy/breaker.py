@@ -29,7 +29,7 @@ class Breaker:
         return self._failures >= self._failures_max
 
     def admits(self) -> bool:
-        """Whether this request may be judged; after True one of ``succeeded``, ``failed`` and ``gave_up`` must follow."""
+        """Whether this request may be judged; after True, ``succeeded``, ``failed`` or ``gave_up`` must follow."""
         if not self.is_open:
             return True
         if self._probing or self._clock() - self._opened_at_s < self._cooldown_s:

@@ -1,16 +1,24 @@
-"""READ FIRST. One request, bytes in to bytes out, one line a stage."""
+"""READ FIRST. One request, bytes in to bytes out, one line a stage; see ``Exchange.chat``.
+
+Whatever fails between the client's bytes and the upstream, the client's own bytes go out. Errors that reach the client
+are the upstream's own, passed on, or one of ours with ``"src": "whetherman-edge"``.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from collections.abc import AsyncIterable
 
 from aiohttp import web
 
 from whetherman_edge.errors import UpstreamMissing, UpstreamReset
+from whetherman_edge.gate import policy
 from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy.gating import Gating, Ruling
+from whetherman_edge.proxy.persuasion import Answer, Persuasion
 from whetherman_edge.proxy.relay import BodyStream, Reply, forwardable, read_body, relay
+from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, Upstream, UpstreamResponse
 
 log = logging.getLogger(__name__)
@@ -19,21 +27,60 @@ log = logging.getLogger(__name__)
 # larger ones (Ollama blob uploads are gigabytes) stream through and use a fresh connection.
 WHOLE_BODY_BYTES_MAX = 1 << 20
 
+# Request headers that ask for a response we cannot read, or that describe a body which is no longer the one sent.
+_ENCODED = (b"accept-encoding", b"if-none-match")
+_EDITED = (b"content-encoding", b"content-md5", b"digest", b"content-digest")
+
+Body = bytes | AsyncIterable[bytes]
+
 
 class Exchange:
-    """Relays and gates requests to one upstream."""
+    """Relays and gates requests to one upstream.
+
+    ``gate_body_bytes_max`` and ``body_bytes_max``: what the gate reads, and what gated paths accept at all.
+    """
 
     def __init__(
-        self, upstream: Upstream, counters: Counters, *, api_key: str = "", upstream_api_key: str = ""
+        self,
+        upstream: Upstream,
+        counters: Counters,
+        gating: Gating,
+        *,
+        gate_body_bytes_max: int,
+        body_bytes_max: int,
+        api_key: str = "",
+        upstream_api_key: str = "",
     ) -> None:
         self._upstream = upstream
         self._counters = counters
+        self._gating = gating
+        self._persuasion = Persuasion(self.send, gating, counters)
+        self._gate_body_bytes_max = min(gate_body_bytes_max, body_bytes_max)
+        self._body_bytes_max = body_bytes_max
         self._api_key = api_key
         self._upstream_api_key = upstream_api_key
 
+    async def chat(self, request: web.BaseRequest, reply: Reply) -> Reply:
+        """One chat request."""
+        started_s = time.perf_counter()
+        body = await self._receive(request)  # bytes, or what is too large for the gate, as a stream
+        if not isinstance(body, bytes):
+            return await self._large(request, reply, body, started_s)
+        ruling = await self._gating.rule(request.headers, body)  # view, judge, decide, plan
+        sent, ruling = self._gating.edit(body, ruling)  # the body itself, unless the ruling is applied
+        try:
+            answer = await self._persuasion.ask(request, body, sent, ruling)  # send; once more if a call leaked
+        except UpstreamMissing as exc:
+            reply.extra += ruling.headers()
+            return await self.fault(reply, exc)
+        reply.extra += answer.ruling.headers()
+        fault = await self._pass_on(answer.response, reply, answer.held, answer.tally)  # chunk by chunk, as it comes
+        self._conclude(answer, reply, fault, started_s)  # back-off, counters, the one log line
+        return reply
+
     async def relay(self, request: web.BaseRequest, reply: Reply) -> Reply:
         """Relay a request that is none of the gate's business: any method, path, query and body."""
-        body: bytes | AsyncIterable[bytes]
+        body: Body
         length = request.content_length
         if not request.body_exists:
             body = b""
@@ -43,60 +90,36 @@ class Exchange:
         else:
             await answer_expect(request)
             body = BodyStream(request)
-        return await self._through(request, reply, body)
-
-    async def send(self, request: web.BaseRequest, body: bytes, *, encoded: bool = True) -> UpstreamResponse:
-        """Send a request upstream for a handler that reads the answer itself. Raises UpstreamMissing.
-
-        ``encoded=False`` asks for a body without content coding.
-        """
-        return await self._send(request, body, encoded=encoded)
-
-    async def pass_on(self, response: UpstreamResponse, reply: Reply) -> Reply:
-        """Relay an answer got from ``send``, untouched."""
-        return await self._relay(response, reply)
-
-    async def fault(self, reply: Reply, exc: UpstreamMissing) -> Reply:
-        """Tell the client that the upstream is away."""
-        return await self._upstream_fault(reply, exc)
-
-    async def _through(self, request: web.BaseRequest, reply: Reply, body: bytes | AsyncIterable[bytes]) -> Reply:
         try:
-            response = await self._send(request, body)
+            response = await self.send(request, body)
         except UpstreamMissing as exc:
-            return await self._upstream_fault(reply, exc)
-        return await self._relay(response, reply)
+            return await self.fault(reply, exc)
+        return await self.pass_on(response, reply)
 
-    async def _send(
-        self, request: web.BaseRequest, body: bytes | AsyncIterable[bytes], *, encoded: bool = True
+    async def send(
+        self, request: web.BaseRequest, body: Body, *, encoded: bool = True, edited: bool = False
     ) -> UpstreamResponse:
+        """Send the client's request with a given body. Raises UpstreamMissing.
+
+        ``encoded`` False: the response must come without a content coding, because we read it. ``edited``: the body is
+        not the client's own, so a content coding of the original is not one of this.
+        """
         length = len(body) if isinstance(body, bytes) else None
         headers = forwardable(request.raw_headers, length, self._api_key)
-        if not encoded:
-            headers = [pair for pair in headers if pair[0].lower() not in (b"accept-encoding", b"if-none-match")]
+        if not encoded or edited:
+            dropped = _ENCODED * (not encoded) + _EDITED * edited
+            headers = [(name, value) for name, value in headers if name.lower() not in dropped]
         if self._upstream_api_key:
             _add_key(headers, self._upstream_api_key)
         chunked = length is None and request.content_length is None
         return await self._upstream.send(request.method, request_target(request), headers, body, chunked=chunked)
 
-    async def _relay(self, response: UpstreamResponse, reply: Reply) -> Reply:
-        try:
-            await relay(response, reply)
-        except UpstreamReset as exc:
-            self._counters.add("upstream_failures_total", (("kind", "reset"),))
-            log.warning("event=upstream_reset status=%d detail=%r", response.status, str(exc))
-            reply.abort()
-        except (ConnectionError, asyncio.CancelledError) as exc:
-            self._counters.add("client_closed_total")
-            log.info("event=client_closed status=%d", response.status)
-            if isinstance(exc, asyncio.CancelledError):
-                raise
-            reply.keep_alive = False
-        finally:
-            response.abort()  # no effect once released
+    async def pass_on(self, response: UpstreamResponse, reply: Reply) -> Reply:
+        """Relay a response, and see to it that neither side is left with half of one."""
+        await self._pass_on(response, reply)
         return reply
 
-    async def _upstream_fault(self, reply: Reply, exc: UpstreamMissing) -> Reply:
+    async def fault(self, reply: Reply, exc: UpstreamMissing) -> Reply:
         """502: which upstream, what happened, how to set another."""
         kind = "reset" if isinstance(exc, UpstreamReset) else "connect"
         self._counters.add("upstream_failures_total", (("kind", kind),))
@@ -106,6 +129,100 @@ class Exchange:
             "--upstream, WHETHERMAN_UPSTREAM or the configuration key upstream"
         )
         return await reply.send_error(502, "Bad Gateway", message, "upstream_error", f"upstream_{kind}")
+
+    async def _receive(self, request: web.BaseRequest) -> bytes | BodyStream:
+        length = request.content_length
+        if length is not None and length > self._body_bytes_max:
+            stream = BodyStream(request, bytes_max=self._body_bytes_max)
+            stream.too_large = True
+            return stream
+        await answer_expect(request)
+        body, whole = await read_body(request, self._gate_body_bytes_max)
+        return body if whole else BodyStream(request, body, self._body_bytes_max)
+
+    async def _large(self, request: web.BaseRequest, reply: Reply, body: BodyStream, started_s: float) -> Reply:
+        """A body over the gate's limit streams through ungated; one over the hard cap is refused (field case S09)."""
+        ruling = Ruling(decision=policy.unscored("bypass:oversize"), mode="off", ms=0.0)
+        reply.extra += ruling.headers()
+        try:
+            if body.too_large:
+                return await self._refuse(reply)
+            response = await self.send(request, body)
+        except UpstreamMissing as exc:
+            return await (self._refuse(reply) if body.too_large else self.fault(reply, exc))
+        fault = await self._pass_on(response, reply)
+        self._conclude(Answer(response, ruling), reply, fault, started_s)
+        return reply
+
+    async def _refuse(self, reply: Reply) -> Reply:
+        """413. The rest of the body is read and dropped after it, so that the client sees an answer and no reset."""
+        reply.keep_alive = False
+        message = (
+            f"the request body is larger than {self._body_bytes_max} bytes; raise body_bytes_max in the configuration "
+            "or WHETHERMAN_BODY_BYTES_MAX if the model server takes more"
+        )
+        return await reply.send_error(
+            413, "Request Entity Too Large", message, "invalid_request_error", "request_too_large"
+        )
+
+    async def _pass_on(
+        self, response: UpstreamResponse, reply: Reply, held: bytes = b"", tally: Tally | None = None
+    ) -> str:
+        """Relay; returns the fault ("" for none)."""
+        try:
+            await relay(response, reply, held, tally)
+        except UpstreamReset as exc:
+            self._counters.add("upstream_failures_total", (("kind", "reset"),))
+            log.warning("event=upstream_reset status=%d detail=%r", response.status, str(exc))
+            reply.abort()
+            return "upstream_reset"
+        finally:
+            response.abort()  # no effect once released
+        return ""
+
+    def _conclude(self, answer: Answer, reply: Reply, fault: str, started_s: float) -> None:
+        """Count and log the committed decision, once."""
+        ruling, decision = answer.ruling, answer.ruling.decision
+        calls = answer.tally.end() if answer.tally is not None else 0
+        if not fault:
+            self._gating.learn(ruling, calls)
+        self._counters.gate_ms(ruling.ms)
+        applied = "yes" if ruling.applied else "no"
+        labels = (("kind", "chat"), ("decision", decision.label), ("applied", applied), ("reason", decision.reason))
+        self._counters.add("requests_total", labels)
+        if answer.tally is not None and not fault and reply.status == 200:
+            called = "yes" if calls else "no"
+            self._counters.add(
+                "outcomes_total", (("decision", decision.label), ("applied", applied), ("called", called))
+            )
+        if not log.isEnabledFor(logging.INFO):
+            return
+        chat, plan = ruling.chat, ruling.plan
+        log.info(
+            "event=chat decision=%s applied=%s reason=%s mode=%s verdict=%s confidence=%.3f p_need=%.3f engine=%s "
+            "gate_ms=%.3f total_ms=%.1f status=%d calls=%d tools=%d messages=%d stream=%s plan=%s repeats=%d "
+            "tokens_withheld=%d profile=%s fault=%s",
+            decision.label,
+            applied,
+            decision.reason,
+            ruling.mode,
+            decision.verdict,
+            decision.confidence,
+            decision.p_need,
+            decision.engine,
+            ruling.ms,
+            (time.perf_counter() - started_s) * 1e3,
+            reply.status,
+            calls,
+            len(chat.tools) if chat else 0,
+            len(chat.messages) if chat else 0,
+            "yes" if chat and chat.stream else "no",
+            plan.mode if plan else "-",
+            ruling.repeats,
+            answer.tokens_withheld,
+            ruling.profile if decision.reason != "profile_unknown" and ruling.profile else "-",
+            fault or "-",
+        )
 
 
 def request_target(request: web.BaseRequest) -> bytes:

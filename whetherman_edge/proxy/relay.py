@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
+from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
 
 # RFC 9110 section 7.6.1, and the older names that clients still send.
@@ -204,21 +205,28 @@ class Reply:
         """Nothing left to do; see the class."""
 
 
-async def relay(response: UpstreamResponse, reply: Reply) -> None:
+async def relay(response: UpstreamResponse, reply: Reply, held: bytes = b"", tally: Tally | None = None) -> None:
     """Send an upstream response to the client, chunk by chunk, then return its connection to the pool.
+
+    ``held``: body bytes that were read already. ``tally``: looks at the bytes that pass.
 
     Raises UpstreamReset when the upstream broke off, ConnectionError when the client did; either way the caller
     aborts. What is already here goes out with the head in one write: a system call is the dearest thing on this way.
     """
     if reply.start(response.status, response.reason, end_to_end(response.headers), body_bytes=None):
         chunk, complete = response.buffered()
+        chunk = held + chunk if held else chunk
         if not chunk and not complete:
             await reply.flush()
         while not complete:
             if chunk:
+                if tally is not None:
+                    tally.feed(chunk)
                 await reply.write(chunk)
             chunk = await response.chunk()
             complete = response.complete
+        if tally is not None:
+            tally.feed(chunk)
         await reply.end(chunk)
     else:
         await reply.end()

@@ -1,0 +1,111 @@
+"""Puts the gate together: engine, profiles, policy, and what is remembered. Used by the daemon and by ``decide``."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Mapping
+
+from whetherman_edge.config import Config
+from whetherman_edge.dialects import openai_chat
+from whetherman_edge.dialects.chat import ChatView, Message, Tool
+from whetherman_edge.dialects.tool_cache import ToolCache
+from whetherman_edge.engine import StaticEngine
+from whetherman_edge.errors import ArtifactError, ProfileNotFound
+from whetherman_edge.gate.policy import PolicySettings
+from whetherman_edge.gate.verdict import Verdict
+from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.proxy.gating import Gating, Judge
+from whetherman_edge.proxy.learned import Learned
+from whetherman_edge.proxy.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+
+class MissingEngine:
+    """The judge of an installation whose artifacts are missing or broken: every request passes as ``model_missing``."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+
+    async def judge(self, _chat: ChatView, _deadline_s: float) -> Verdict:
+        """Always raises ArtifactError."""
+        raise ArtifactError(self._fault)
+
+    def tool_probabilities(self, _chat: ChatView) -> Mapping[str, float]:
+        """Always raises ArtifactError."""
+        raise ArtifactError(self._fault)
+
+
+class Gate:
+    """The composed gate. ``engine`` is None when it could not be opened; ``fault`` then says why."""
+
+    def __init__(
+        self, config: Config, counters: Counters, engine: StaticEngine | None, fault: str, *, deadline: bool = True
+    ) -> None:
+        self.engine = engine
+        self.fault = fault
+        self.learned = Learned("unknown" if config.upstream_kind == "auto" else config.upstream_kind)
+        self._tools = ToolCache()
+        judge: Judge = engine if engine is not None else MissingEngine(fault)
+        settings = PolicySettings(
+            fused_names=engine.fused_names if engine is not None else (),
+            default_tau=engine.default_tau if engine is not None else Tau(),
+            force=config.force,
+            loop_guard=config.loop_guard,
+        )
+        self.gating = Gating(
+            config,
+            judge=judge,
+            view=self.view,
+            settings=settings,
+            profiles=Profiles(),
+            learned=self.learned,
+            sessions=Sessions(),
+            counters=counters,
+            deadline_s=config.gate_deadline_ms / 1e3 if deadline else None,
+        )
+
+    def view(self, body: bytes) -> ChatView:
+        """The gate's view of a chat-completions body. Raises ViewError."""
+        return openai_chat.view(body, self._tools)
+
+    async def verdict_on(self, body: bytes) -> Verdict:
+        """The static verdict on a chat body. Raises ViewError; ArtifactError without an engine."""
+        if self.engine is None:
+            raise ArtifactError(self.fault)
+        return await self.engine.judge(self.view(body), math.inf)
+
+    async def warm_up(self) -> None:
+        """Judge once, so that the first request pays for no lazy import and no cold table."""
+        if self.engine is None:
+            return
+        tool = Tool(name="search_web", description="Search the web.", parameters=(), key=b"\0" * 16)
+        user = Message(role="user", text="What is the capital of France? Please look it up.")
+        chat = ChatView(dialect="openai_chat", model="", messages=(user,), tools=(tool,), toolset_key=b"\0" * 16)
+        with contextlib.suppress(ArtifactError):
+            await self.engine.judge(chat, math.inf)
+
+
+def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> Gate:
+    """Open the engine and compose the gate; without a usable engine the gate lets everything pass, and says so."""
+    engine: StaticEngine | None = None
+    fault = ""
+    try:
+        engine = StaticEngine.open()
+    except ArtifactError as exc:
+        fault = str(exc)
+        log.error("event=gate_missing detail=%r", fault)
+    if config.force is not None:
+        log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", config.force)
+    return Gate(config, counters, engine, fault, deadline=deadline)
+
+
+class Profiles:
+    """Profiles by name."""
+
+    def load(self, name: str) -> Profile:
+        """Raises ProfileNotFound."""
+        raise ProfileNotFound(f"no profile {name!r}")

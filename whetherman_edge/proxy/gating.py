@@ -1,0 +1,332 @@
+"""From a request's bytes to a Ruling: view, judge under a deadline, decide, plan. Fails open at every step.
+
+A Ruling says what the headers and the log will say, and which bytes go out. Whatever breaks on the way, the original
+body goes out with a reason of its own (field cases O01, O02).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol, cast
+
+import msgspec
+
+from whetherman_edge.config import Config
+from whetherman_edge.dialects import edit
+from whetherman_edge.dialects.chat import ChatView, Intervention
+from whetherman_edge.dialects.openai_chat import bypass_reason
+from whetherman_edge.dialects.system_one import Refusal
+from whetherman_edge.errors import ArtifactError, EnvironmentFault, ProfileError, ProfileNotFound, ViewError
+from whetherman_edge.gate import intervention, loop_guard, policy
+from whetherman_edge.gate.backoff import Outcome
+from whetherman_edge.gate.intervention import InterventionSettings
+from whetherman_edge.gate.policy import PolicySettings, SessionState
+from whetherman_edge.gate.verdict import Decision, Mode, Verdict
+from whetherman_edge.gate.wordings import DEFAULT_WORDING
+from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.profiles.schema import Profile
+from whetherman_edge.proxy.breaker import Breaker
+from whetherman_edge.proxy.inflate import inflate
+from whetherman_edge.proxy.learned import Learned
+from whetherman_edge.proxy.sessions import Sessions
+from whetherman_edge.proxy.upstream import Headers
+
+log = logging.getLogger(__name__)
+
+_MODES = frozenset({"off", "shadow", "enforce"})
+
+
+class Judge(Protocol):
+    """What gives a verdict."""
+
+    async def judge(self, chat: ChatView, deadline_s: float, /) -> Verdict:
+        """The verdict on one request. ``deadline_s``: time.monotonic() at which nobody waits any more.
+
+        Raises ArtifactError when the model is missing or broken; anything else it raises counts as a gate error.
+        """
+
+    def tool_probabilities(self, chat: ChatView, /) -> Mapping[str, float]:
+        """The ToolRouter's probability of each offered tool, by name; asked for under ``intervention = prune`` only."""
+
+
+class Profiles(Protocol):
+    """Where profiles come from."""
+
+    def load(self, name: str) -> Profile:
+        """Raises ProfileNotFound and ProfileError."""
+
+
+class Ruling(msgspec.Struct, frozen=True):
+    """What is done with one request, and what is said about it.
+
+    ``plain``: the body with its content coding undone, b"" where it was not read. ``plan``: the intervention, when it
+    is applied. ``session``: the dialogue's state when it was ruled on. ``agent``: key of the agent's back-off.
+    ``repeats``: how often the last call came back with the same result. ``ms``: time from body to ruling.
+    """
+
+    decision: Decision
+    mode: Mode
+    ms: float
+    applied: bool = False
+    plain: bytes = b""
+    chat: ChatView | None = None
+    plan: Intervention | None = None
+    session: SessionState = SessionState()
+    session_id: str = ""
+    agent: str = ""
+    profile: str = ""
+    repeats: int = 0
+
+    def headers(self) -> Headers:
+        """The ``x-whetherman-*`` response headers; the values are from closed sets, or numbers: nothing to escape."""
+        decision = self.decision
+        return [
+            (b"x-whetherman-decision", decision.label.encode("ascii")),
+            (b"x-whetherman-applied", b"yes" if self.applied else b"no"),
+            (b"x-whetherman-reason", decision.reason.encode("ascii")),
+            (b"x-whetherman-confidence", b"%.4f" % decision.confidence),
+            (b"x-whetherman-engine", decision.engine.encode("ascii")),
+            (b"x-whetherman-ms", b"%.3f" % self.ms),
+        ]
+
+    def reopened(self, reason: str) -> Ruling:
+        """The same request when its original bytes go out in the end."""
+        decision = msgspec.structs.replace(self.decision, reason=reason)
+        return msgspec.structs.replace(self, decision=decision, applied=False, plan=None)
+
+
+class Gating:
+    """Owns the gate's part of a request.
+
+    ``view``: the dialect's reader of a body. ``learned``: the upstream's capabilities. ``deadline_s``: the gate's time
+    for one request; None: no limit (offline use).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        judge: Judge,
+        view: Callable[[bytes], ChatView],
+        settings: PolicySettings,
+        profiles: Profiles,
+        learned: Learned,
+        sessions: Sessions,
+        counters: Counters,
+        deadline_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._judge = judge
+        self._view = view
+        self._settings = settings
+        self._profiles = profiles
+        self._learned = learned
+        self._sessions = sessions
+        self._counters = counters
+        self._clock = clock
+        self._breaker = Breaker(config.breaker_failures, clock)
+        self._deadline_s = deadline_s
+
+    async def rule(self, headers: Mapping[str, str], body: bytes) -> Ruling:
+        """Rule on one request. Never raises but for cancellation."""
+        started_s = time.perf_counter()
+        requested = headers.get("x-whetherman-mode", "").strip().lower()
+        asked = cast("Mode", requested) if requested in _MODES else None
+        if asked == "off" or self._config.mode == "off":
+            return self._unscored("bypass:off", "off", started_s)
+        try:
+            plain = inflate(body, headers.get("Content-Encoding", ""), self._config.gate_body_bytes_max)
+            chat = self._view(plain)
+        except Refusal:
+            return self._unscored("bypass:encoding", "shadow", started_s)
+        except ViewError:
+            return self._unscored("view_error", "shadow", started_s)
+        except Exception:
+            log.exception("event=view_failed")
+            return self._unscored("view_error", "shadow", started_s)
+        bypass = bypass_reason(chat)
+        if bypass is None and self._never_gated(chat.model):
+            bypass = "bypass:model"
+        try:
+            if bypass is not None:
+                return self._bypassed(bypass, asked, plain, chat, started_s)
+            return await self._judged(headers, plain, chat, asked, started_s)
+        except Exception:
+            log.exception("event=gate_failed")
+            self._counters.add("gate_failures_total", (("reason", "gate_error"),))
+            return self._unscored("gate_error", "shadow", started_s, chat)
+
+    def edit(self, body: bytes, ruling: Ruling) -> tuple[bytes, Ruling]:
+        """The bytes that go out: the body itself unless the ruling is applied; fails open to it when splicing fails."""
+        if ruling.plan is None or ruling.chat is None:
+            return body, ruling
+        try:
+            return edit.apply(ruling.plain, ruling.chat, ruling.plan), ruling
+        except ViewError:
+            return body, ruling.reopened("view_error")
+        except Exception:
+            log.exception("event=edit_failed")
+            return body, ruling.reopened("view_error")
+
+    def _bypassed(self, reason: str, asked: Mode | None, plain: bytes, chat: ChatView, started_s: float) -> Ruling:
+        """A request that is not judged; in enforce the client's own tool_choice "none" is made good where needed."""
+        mode = policy.mode_for(self._config.mode, asked, None, self._config.force)
+        ruling = self._unscored(reason, mode, started_s, chat)
+        if reason == "bypass:tool_choice_none" and mode == "enforce":
+            plan = intervention.plan_client_none(chat, self._learned.capability(chat.model))
+            if plan is not None:
+                return msgspec.structs.replace(ruling, plain=plain, plan=plan, applied=True)
+        return ruling
+
+    async def _judged(
+        self, headers: Mapping[str, str], plain: bytes, chat: ChatView, asked: Mode | None, started_s: float
+    ) -> Ruling:
+        name = headers.get("x-whetherman-profile", "") or self._config.profile_for_model(chat.model)
+        name = name or self._config.profile
+        profile, fault = self._profile(name)
+        agent = f"profile:{name}" if name else f"model:{chat.model[:200]}"
+        session_id = headers.get("x-session-id", "")[:200]
+        session = self._sessions.session(chat, session_id, agent)
+        verdict = fault or await self._verdict(chat)
+        if isinstance(verdict, str):
+            decision = policy.decide_unscored(verdict, chat, session, self._settings)
+        else:
+            decision = policy.decide(verdict, chat, profile, session, self._settings)
+        mode = policy.mode_for(self._config.mode, asked, profile, self._config.force)
+        plan: Intervention | None = None
+        if policy.may_apply(decision, mode, profile, self._config.force):
+            plan = self._plan(decision, chat, profile, session)
+            if plan is None:
+                decision = msgspec.structs.replace(decision, reason="no_intervention")
+        elif decision.label == "ACT" and mode == "enforce" and self._config.intervention == "prune":
+            plan = self._prune(chat)
+        repeats = loop_guard.inspect(chat).repeats if chat.last_role == "tool" else 0
+        if repeats:
+            self._counters.add("repeat_call_total")
+        return Ruling(
+            decision=decision,
+            mode=mode,
+            ms=(time.perf_counter() - started_s) * 1e3,
+            applied=plan is not None,
+            plain=plain,
+            chat=chat,
+            plan=plan,
+            session=session,
+            session_id=session_id,
+            agent=agent,
+            profile=name,
+            repeats=repeats,
+        )
+
+    def _plan(
+        self, decision: Decision, chat: ChatView, profile: Profile | None, session: SessionState
+    ) -> Intervention | None:
+        """The intervention for this upstream and agent; the note where the chosen one was refused before."""
+        capability = self._learned.capability(chat.model)
+        settings = self._intervention_settings(profile)
+        plan = intervention.plan(decision, chat, capability, settings, session)
+        if plan is not None and self._learned.refuses(chat.model, plan.mode):
+            noted = msgspec.structs.replace(settings, mode="note")
+            return intervention.plan(decision, chat, capability, noted, session)
+        return plan
+
+    def _prune(self, chat: ChatView) -> Intervention | None:
+        probabilities = self._judge.tool_probabilities(chat)
+        return intervention.plan_prune(chat, probabilities, self._intervention_settings(None))
+
+    def _intervention_settings(self, profile: Profile | None) -> InterventionSettings:
+        mode, wording = self._config.intervention, DEFAULT_WORDING
+        if profile is not None:
+            mode = profile.intervention.mode if mode == "auto" else mode
+            wording = profile.intervention.wording or wording
+        return InterventionSettings(mode=mode, wording=wording, always_keep=self._config.always_keep)
+
+    def learn(self, ruling: Ruling, calls: int) -> None:
+        """Remember how a request went: the dialogue's state, and whether the agent went along. ``calls``: it made."""
+        chat = ruling.chat
+        if chat is None or not ruling.agent:
+            return
+        if ruling.plan is not None and ruling.decision.label != "ACT":
+            self._record(ruling.agent, "ignored" if calls and not ruling.plan.withholds else "kept")
+        stripped = ruling.plan is not None and ruling.plan.strip
+        state = ruling.session.after(ruling.decision, chat, applied=ruling.applied, stripped=stripped)
+        self._sessions.keep(chat, ruling.session_id, state)
+
+    def leaked(self, ruling: Ruling) -> Ruling:
+        """The model wrote a call although the tools were withheld: count it; the ruling for the original bytes."""
+        self._counters.add("leaked_call_total")
+        self._record(ruling.agent, "leaked")
+        return ruling.reopened("leaked_call")
+
+    def refused(self, ruling: Ruling) -> Ruling:
+        """The upstream refused the edited request: remember that; the ruling for the original bytes."""
+        if ruling.chat is not None and ruling.plan is not None:
+            self._learned.refused(ruling.chat.model, ruling.plan.mode)
+            log.warning("event=intervention_refused plan=%s", ruling.plan.mode)
+        return ruling.reopened("refused")
+
+    def _record(self, agent: str, outcome: Outcome) -> None:
+        if self._sessions.record(agent, outcome).backed_off and outcome != "kept":
+            log.warning("event=backed_off cause=%s hint=this_agent_does_not_go_along_with_withholding", outcome)
+
+    async def _verdict(self, chat: ChatView) -> Verdict | str:
+        """A valid verdict, or the reason why there is none."""
+        if not self._breaker.admits():
+            return "breaker_open"
+        deadline_s = self._clock() + self._deadline_s if self._deadline_s is not None else math.inf
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                verdict = await self._judge.judge(chat, deadline_s)
+            if self._clock() > deadline_s:  # a stage that does not yield is not interrupted, but it counts
+                raise TimeoutError
+            _check(verdict)
+        except asyncio.CancelledError:
+            self._breaker.gave_up()
+            raise
+        except Exception as exc:
+            self._breaker.failed()
+            reason = _failure(exc)
+            self._counters.add("gate_failures_total", (("reason", reason),))
+            if reason == "gate_error":
+                log.exception("event=gate_failed")
+            return reason
+        self._breaker.succeeded()
+        return verdict
+
+    def _profile(self, name: str) -> tuple[Profile | None, str]:
+        if not name:
+            return None, ""
+        try:
+            return self._profiles.load(name), ""
+        except (ProfileNotFound, ProfileError):
+            return None, "profile_unknown"
+
+    def _never_gated(self, model: str) -> bool:
+        return any(fnmatch.fnmatchcase(model, glob) for glob in self._config.never_gate_models)
+
+    def _unscored(self, reason: str, mode: Mode, started_s: float, chat: ChatView | None = None) -> Ruling:
+        ms = (time.perf_counter() - started_s) * 1e3
+        return Ruling(decision=policy.unscored(reason), mode=mode, ms=ms, chat=chat)
+
+
+def _failure(exc: Exception) -> str:
+    if isinstance(exc, TimeoutError):
+        return "gate_timeout"
+    if isinstance(exc, (ArtifactError, EnvironmentFault)):
+        return "model_missing"
+    return "gate_error"
+
+
+def _check(verdict: Verdict) -> None:
+    """Raise ValueError for a verdict that cannot be right: not four probabilities that sum to one."""
+    total = sum(verdict.probabilities)
+    if len(verdict.probabilities) != 4 or not math.isfinite(total) or abs(total - 1.0) > 1e-3:
+        raise ValueError("expected four probabilities that sum to 1 from the gate")
+    if min(verdict.probabilities) < 0.0:
+        raise ValueError("expected probabilities of at least 0 from the gate")

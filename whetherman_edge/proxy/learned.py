@@ -1,0 +1,46 @@
+"""What the upstream has shown: its kind, and which interventions it refused for which model (field case R13)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+from whetherman_edge.dialects.chat import InterventionMode
+from whetherman_edge.gate.intervention import Capability, without_prefill
+from whetherman_edge.proxy.capability import capability_of
+
+# Model names come from requests, so their number must be bounded.
+MODELS_MAX = 256
+
+
+class Learned:
+    """Capability by model. ``kind`` may become known after the start, when the upstream comes up."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._refused: OrderedDict[str, frozenset[InterventionMode]] = OrderedDict()
+
+    def capability(self, model: str) -> Capability:
+        """The kind's capability, less what this model's server refused."""
+        capability = capability_of(self.kind)
+        refused = self._refused.get(model)
+        if refused is None:
+            return capability
+        if "prefill" in refused:
+            capability = without_prefill(capability)
+        if "none" in refused:
+            capability = msgspec.structs.replace(capability, honours_none=False)
+        if "strip" in refused:
+            capability = msgspec.structs.replace(capability, accepts_strip_with_history=False)
+        return capability
+
+    def refuses(self, model: str, mode: InterventionMode) -> bool:
+        """Whether this intervention was refused before."""
+        return mode in self._refused.get(model, frozenset())
+
+    def refused(self, model: str, mode: InterventionMode) -> None:
+        """Remember that a request with this intervention failed where the original one did not."""
+        self._refused[model] = self._refused.pop(model, frozenset()) | {mode}
+        if len(self._refused) > MODELS_MAX:
+            self._refused.popitem(last=False)

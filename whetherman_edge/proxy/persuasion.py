@@ -1,0 +1,116 @@
+"""Asking the upstream, and once more with the client's own bytes when withholding the tools did not work.
+
+Only for requests whose tools were withheld: nothing reaches the client until it is clear that the model answers in
+words. A whole reply is read, a stream is held event by event, both up to a limit; a call in it (field case R06), or a
+refusal of the edited request (R13), costs one more request and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from aiohttp import web
+
+from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy.gating import Gating, Ruling
+from whetherman_edge.proxy.tally import Tally
+from whetherman_edge.proxy.upstream import UpstreamResponse
+
+# Statuses that say nothing about the edit: authentication, rate, routing and load are the original's problem too.
+_NOT_ABOUT_THE_EDIT = frozenset({401, 402, 403, 404, 407, 408, 413, 429, 502, 503, 504})
+# A reply that is longer than this before anything looks like a call is an answer.
+HELD_BYTES_MAX = 1 << 20
+# Rough bytes a token of JSON schema text, for the estimate of what was not sent.
+BYTES_PER_TOKEN = 4
+
+
+class Answer:
+    """What came back: the response, the ruling that stands, body bytes read already, and what was seen in passing."""
+
+    __slots__ = ("held", "response", "ruling", "tally", "tokens_withheld")
+
+    def __init__(self, response: UpstreamResponse, ruling: Ruling, held: bytes = b"") -> None:
+        self.response = response
+        self.ruling = ruling
+        self.held = held
+        self.tokens_withheld = 0
+        self.tally: Tally | None = None
+        if response.header(b"content-encoding") is None:
+            self.tally = Tally(stream=_is_stream(response))
+
+
+class Send(Protocol):
+    """``Exchange.send``."""
+
+    def __call__(
+        self, request: web.BaseRequest, body: bytes, *, encoded: bool = True, edited: bool = False
+    ) -> Awaitable[UpstreamResponse]: ...
+
+
+class Persuasion:
+    """Sends a ruled request and sees to it that the client gets an answer that the original could have had."""
+
+    def __init__(self, send: Send, gating: Gating, counters: Counters) -> None:
+        self._send = send
+        self._gating = gating
+        self._counters = counters
+
+    async def ask(self, request: web.BaseRequest, body: bytes, sent: bytes, ruling: Ruling) -> Answer:
+        """Send ``sent``; ``body``: the client's own bytes. Raises UpstreamMissing."""
+        plan = ruling.plan
+        if plan is None:
+            return Answer(await self._send(request, body), ruling)
+        response = await self._send(request, sent, encoded=not plan.withholds, edited=True)
+        if response.status >= 400 and response.status not in _NOT_ABOUT_THE_EDIT:
+            response.abort()
+            self._counters.add("resent_total", (("cause", "refused"),))
+            return Answer(await self._send(request, body), self._gating.refused(ruling))
+        if not plan.withholds or response.status != 200:
+            return self._steered(Answer(response, ruling), body, sent)
+        try:
+            held, leaked = await _hold(response)
+        except BaseException:
+            response.abort()
+            raise
+        if leaked:
+            response.abort()
+            self._counters.add("resent_total", (("cause", "leaked_call"),))
+            return Answer(await self._send(request, body), self._gating.leaked(ruling))
+        return self._steered(Answer(response, ruling, held), body, sent)
+
+    def _steered(self, answer: Answer, body: bytes, sent: bytes) -> Answer:
+        """Estimate the prompt tokens that were not sent (field case D03)."""
+        answer.tokens_withheld = max(0, len(body) - len(sent)) // BYTES_PER_TOKEN
+        if answer.tokens_withheld:
+            self._counters.add("prompt_tokens_withheld_total", (), answer.tokens_withheld)
+        return answer
+
+
+async def _hold(response: UpstreamResponse) -> tuple[bytes, bool]:
+    """Read until it is clear whether the model calls; returns what was read, and whether it is a call."""
+    from whetherman_edge.gate import leak
+
+    if response.header(b"content-encoding") is not None:
+        return b"", False  # it was asked not to; nothing can be told
+    if not _is_stream(response):
+        held, _ = await response.read(HELD_BYTES_MAX)
+        return held, leak.is_call(held)
+    detector = leak.StreamDetector()
+    parts: list[bytes] = []
+    size = 0
+    while size < HELD_BYTES_MAX:
+        chunk = await response.chunk()
+        parts.append(chunk)
+        size += len(chunk)
+        state = detector.feed(chunk) if chunk else detector.end()
+        if state != "hold":
+            return b"".join(parts), state == "leak"
+        if not chunk:
+            break
+    return b"".join(parts), False
+
+
+def _is_stream(response: UpstreamResponse) -> bool:
+    content_type = response.header(b"content-type") or b""
+    return content_type.lower().startswith(b"text/event-stream")
