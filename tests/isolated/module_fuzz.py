@@ -1,7 +1,7 @@
 """Loads a build of the native module by path and feeds it arguments of every kind; run under AddressSanitizer.
 
 ``python tests/isolated/module_fuzz.py build/sanitize/_native.abi3.so [RUNS]``. A call answers or raises ValueError or
-TypeError; anything else, and any read outside a buffer, ends the process with an error. The C tests cannot see module.c.
+TypeError; anything else, and any read outside a buffer, is the end of the process. The C tests do not see module.c.
 """
 
 from __future__ import annotations
