@@ -293,8 +293,8 @@ def test_the_list_of_faults_is_bounded() -> None:
     ("raw", "status", "error_type"),
     [
         (b" " * (s1.BODY_BYTES_MAX + 1), 413, "request_too_large"),
-        (body({"q": NOUL}, "x" * s1.BUDGET_CHARS), 400, "max_tokens_exceeded"),
-        (body({"q": {"type": "noul", "instructions": "x" * s1.BUDGET_CHARS}}), 400, "max_tokens_exceeded"),
+        (body({"q": NOUL}, "x" * s1.BUDGET_BYTES), 400, "max_tokens_exceeded"),
+        (body({"q": {"type": "noul", "instructions": "x" * s1.BUDGET_BYTES}}), 400, "max_tokens_exceeded"),
     ],
 )
 def test_what_is_too_large(raw: bytes, status: int, error_type: str) -> None:
@@ -460,7 +460,7 @@ def test_a_response_on_the_wire() -> None:
                 "x_engine": "static",
             },
         },
-        "usage": {"input_tokens": -(-request.n_chars // 4), "output_tokens": 0},
+        "usage": {"input_tokens": -(-request.n_bytes // 4), "output_tokens": 0},
     }
 
 

@@ -15,12 +15,13 @@ BENCHMARKS: tuple[tuple[str, str], ...] = (
     ("latency", "time of one gate decision in process"),
     ("router", "the ToolRouter's speed against other ways to do the same"),
     ("proxy", "latency and requests/s added by the daemon, against direct; memory"),
+    ("socket", "decision socket and /v1/systemone: round trip and requests/s"),
 )
 
 
 def register(verbs: Verbs) -> None:
     """Add ``bench`` and its benchmarks."""
-    bench = verbs.add_parser("bench", help="measure: latency, router, proxy")
+    bench = verbs.add_parser("bench", help="measure: latency, router, proxy, socket")
     names = bench.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     for name, text in BENCHMARKS:
         module = f"whetherman_edge.bench.{name}"

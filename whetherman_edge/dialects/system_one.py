@@ -30,8 +30,8 @@ QUESTIONS_MAX = 1024
 BODY_BYTES_MAX = 2 * 1024 * 1024
 """Body after inflation: several times the documented 64k tokens of a request, and parsed in a few milliseconds."""
 
-BUDGET_CHARS = 128 * 1024
-"""State plus longest question: 32k tokens at four characters each, TypeSafe's own budget (``max_tokens_exceeded``)."""
+BUDGET_BYTES = 128 * 1024
+"""State plus longest question: 32k tokens at four bytes each, TypeSafe's own budget (``max_tokens_exceeded``)."""
 
 STATE_CHARS_READ = 8 * 1024
 """How much of a state is read. A mean-pooled embedding of more than that says nothing about any part of it."""
@@ -138,12 +138,12 @@ Question: TypeAlias = Noul | Choice | Score
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """A checked request. ``n_chars``: characters of state and questions, for the usage figures."""
+    """A checked request. ``n_bytes``: size of its body, for the usage figures."""
 
     model: str
     state: State
     questions: dict[str, Question]
-    n_chars: int = 0
+    n_bytes: int = 0
 
 
 def parse(body: bytes) -> Request:
@@ -159,11 +159,6 @@ def parse(body: bytes) -> Request:
     except (msgspec.DecodeError, RecursionError) as exc:
         message = f"expected a JSON object in UTF-8, got something else: {str(exc)[:120]}"
         raise InvalidBody([Fault(("body",), message, "json_invalid")]) from exc
-    return parse_document(document)
-
-
-def parse_document(document: JSON) -> Request:
-    """`parse` for a body that is decoded already."""
     if not isinstance(document, dict):
         raise InvalidBody([_wrong(("body",), "an object", document, "model_type")])
     faults: list[Fault] = []
@@ -184,8 +179,9 @@ def parse_document(document: JSON) -> Request:
             f"no model {model[:ID_CHARS_SHOWN]!r} here; expected {DECISION_MODEL} or {DEFAULT_MODEL} (see /v1/models)"
         )
         raise Refusal(404, "not_found", message)
-    n_chars = _budget(document)
-    return Request(model, state, questions, n_chars)
+    if len(body) > BUDGET_BYTES:
+        _check_budget(document)
+    return Request(model, state, questions, len(body))
 
 
 def chat_body(state: State) -> bytes | None:
@@ -347,6 +343,8 @@ def _option(name: str, value: JSON) -> Option:
 
     strings under ``examples``, and ``parameters`` as a JSON schema, an object keyed by name, or a list of names.
     """
+    if value is None or isinstance(value, str):
+        return Option(name, (value or "")[:TEXT_CHARS_READ])
     if not isinstance(value, dict):
         return Option(name, render(value, TEXT_CHARS_READ, keys=False).text)
     rest = dict(value)
@@ -416,20 +414,19 @@ def _in_range(loc: Loc, count: int, low: int, high: int, noun: str, faults: list
     return low <= count <= high
 
 
-def _budget(document: dict[str, JSON]) -> int:
-    """Characters of the state and all questions. Raises `Refusal` (400) when they are over the budget."""
-    n_state = len(msgspec.json.encode(document["state"]))
+def _check_budget(document: dict[str, JSON]) -> None:
+    """Raises `Refusal` (400) when the state and the longest question together are over the budget."""
     questions = document["questions"]
     assert isinstance(questions, dict)
-    sizes = [len(msgspec.json.encode(question)) for question in questions.values()]
-    if n_state + max(sizes) > BUDGET_CHARS:
+    size = len(msgspec.json.encode(document["state"]))
+    size += max(len(msgspec.json.encode(question)) for question in questions.values())
+    if size > BUDGET_BYTES:
         raise Refusal(
             400,
             "max_tokens_exceeded",
-            f"expected at most {BUDGET_CHARS} bytes in the state and the longest question together (about 32k tokens), "
-            f"got {n_state + max(sizes)}; shorten the state",
+            f"expected at most {BUDGET_BYTES} bytes in the state and the longest question together (about 32k tokens), "
+            f"got {size}; shorten the state",
         )
-    return n_state + sum(sizes)
 
 
 def _wrong(loc: Loc, expected: str, got: JSON, kind: str) -> Fault:

@@ -31,7 +31,7 @@ from whetherman_edge.errors import RequestError
 UNIT = 1_000_000
 """Probabilities are whole millionths."""
 
-CHARS_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 """Usage is an estimate: nothing is billed here, and tokenising twice would cost more than the decision."""
 
 MODELS: tuple[dict[str, str], ...] = (
@@ -97,7 +97,7 @@ Answer = NoulAnswer | ChoiceAnswer | ScoreAnswer
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Token counts, estimated from characters."""
+    """Token counts, estimated from bytes."""
 
     input_tokens: int
     output_tokens: int = 0
@@ -187,8 +187,8 @@ def score_confidence(probabilities: Sequence[float]) -> float:
 
 
 def usage_of(request: Request) -> Usage:
-    """Estimated tokens of everything the caller sent that could be read."""
-    return Usage(-(-request.n_chars // CHARS_PER_TOKEN))
+    """Estimated tokens of the request: its bytes over four."""
+    return Usage(-(-request.n_bytes // BYTES_PER_TOKEN))
 
 
 def serialize(response: Response) -> bytes:

@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from whetherman_edge.dialects.system_one import Choice, Noul, Question, Score, State
+from whetherman_edge.dialects.system_one import Choice, Noul, Option, Question, Score, State
 from whetherman_edge.dialects.system_one_answer import Judgement
 from whetherman_edge.router.card import make_card
+from whetherman_edge.router.prototype import Slate
 from whetherman_edge.router.scorer import Scorer, softmax
 
 F64Vector = npt.NDArray[np.float64]
@@ -31,6 +32,9 @@ SENTENCES_MAX: Final = 24
 
 TEXTS_CACHED_MAX: Final = 2048
 """Vectors of instructions, outcomes and levels: 2 KB each."""
+
+SLATES_CACHED_MAX: Final = 32
+"""Option lists that were asked lately."""
 
 # Fitted by convert/fit_typed_questions.py on topic questions made from three intent corpora and on our own states.
 TOPIC_SLOPE: Final = 10.2
@@ -124,6 +128,7 @@ class TypedJudge:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         self._texts: OrderedDict[str, F64Vector] = OrderedDict()
+        self._slates: OrderedDict[tuple[Option, ...], Slate] = OrderedDict()
         self._read: tuple[str, _Reading] | None = None
         axes = np.stack([self._embed(high) - self._embed(low) for high, low in _DIRECTIONS])
         self._axes: F64Matrix = axes / np.maximum(np.linalg.norm(axes, axis=1, keepdims=True), 1e-9)
@@ -151,12 +156,19 @@ class TypedJudge:
         n = len(question.options)
         if not query.strip():
             return (1.0 / n,) * n
-        cards = [
-            make_card(option.name, option.description, option.parameters, option.examples)
-            for option in question.options
-        ]
-        scores = self._scorer.score(query, self._scorer.slate(cards))
-        return tuple(scores.probability.tolist())
+        return tuple(self._scorer.score(query, self._slate(question.options)).probability.tolist())
+
+    def _slate(self, options: tuple[Option, ...]) -> Slate:
+        """The slate of these options. Comparing them with the last ones' costs less than a digest of each."""
+        found = self._slates.get(options)
+        if found is not None:
+            self._slates.move_to_end(options)
+            return found
+        cards = [make_card(option.name, option.description, option.parameters, option.examples) for option in options]
+        slate = self._slates[options] = self._scorer.slate(cards)
+        if len(self._slates) > SLATES_CACHED_MAX:
+            self._slates.popitem(last=False)
+        return slate
 
     def noul(self, subject: str, question: Noul) -> float:
         """Probability of yes.
