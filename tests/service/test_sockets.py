@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
+import threading
 
 import pytest
 
 from whetherman_edge.errors import ConfigError, PortTaken
+from whetherman_edge.service import sockets
 from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
 
@@ -78,3 +81,38 @@ def test_the_socket_accepts_connections(tmp_path):
     path = str(tmp_path / "w.sock")
     with bind_unix(path), socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
+
+
+def test_two_that_start_at_once_do_not_remove_each_others_socket(tmp_path):
+    """All find the same stale file; one gets the address, the others are told that it is taken."""
+    path = str(tmp_path / "w.sock")
+    bind_unix(path).close()
+    listeners, refused = [], []
+    together = threading.Barrier(8)
+
+    def start() -> None:
+        together.wait()
+        try:
+            listeners.append(bind_unix(path))
+        except PortTaken as exc:
+            refused.append(exc)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(listeners), len(refused)) == (1, 7)
+    with listeners[0], socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+
+
+def test_a_folder_that_stays_locked_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sockets, "LOCK_WAIT_S", 0.0)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(PortTaken, match="locked"):
+            bind_unix(str(tmp_path / "w.sock"))
+    finally:
+        os.close(handle)

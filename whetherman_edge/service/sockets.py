@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from whetherman_edge.errors import ConfigError, EnvironmentFault, PortTaken
@@ -14,6 +17,9 @@ from whetherman_edge.errors import ConfigError, EnvironmentFault, PortTaken
 BACKLOG = 512
 # Only the user who runs the daemon may connect.
 UNIX_MODE = 0o600
+# A starting daemon holds the lock for about a millisecond, or one second while a stale socket's owner does not answer.
+LOCK_WAIT_S = 3.0
+LOCK_PAUSE_S = 0.01
 
 
 def bind_tcp(host: str, port: int) -> socket.socket:
@@ -50,24 +56,26 @@ def bind_unix(path: str) -> socket.socket:
 
     A socket file that nobody listens on any more is replaced; one that answers, any other kind of file, and a symbolic
     link are left alone. The file is created under a restrictive umask, so that there is no moment with wider access.
+    Two daemons that start at once take turns, so that neither removes the socket that the other has just made.
     Raises PortTaken and ConfigError.
     """
     file = Path(path)
     if len(os.fsencode(path)) > 107:  # sun_path of Linux, with its closing NUL; macOS has 104
         raise ConfigError(f"listen: expected a socket path of at most 107 bytes, got {len(os.fsencode(path))}")
-    _clear_stale(file)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
-    try:
-        listener.bind(path)
-    except OSError as exc:
-        listener.close()
-        if exc.errno == errno.EADDRINUSE:
-            raise PortTaken(f"socket {path} is taken by another program") from exc
-        raise ConfigError(f"listen: cannot create the socket {path}: {exc.strerror}") from exc
-    finally:
-        os.umask(before)
-    listener.listen(BACKLOG)
+    with _alone_in(file.parent):
+        _clear_stale(file)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        except OSError as exc:
+            listener.close()
+            if exc.errno == errno.EADDRINUSE:
+                raise PortTaken(f"socket {path} is taken by another program") from exc
+            raise ConfigError(f"listen: cannot create the socket {path}: {exc.strerror}") from exc
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
 
@@ -77,6 +85,34 @@ def unlink_unix(path: str) -> None:
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that looking for a stale socket and making ours is one step for all daemons.
+
+    A folder that cannot be opened cannot be locked; binding there fails with a better message.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    try:
+        deadline_s = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as exc:
+                if exc.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    break  # a file system without locks; the check itself still holds for all but simultaneous starts
+                if time.monotonic() > deadline_s:
+                    raise PortTaken(f"folder {folder} is locked by another program; choose another path") from exc
+            time.sleep(LOCK_PAUSE_S)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _clear_stale(file: Path) -> None:
