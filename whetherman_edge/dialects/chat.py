@@ -11,6 +11,7 @@ import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
 ToolChoice = Literal["auto", "none", "required", "named"]
+InterventionMode = Literal["note", "none", "strip", "prefill", "prune"]
 
 
 class Parameter(msgspec.Struct, frozen=True, gc=False):
@@ -57,6 +58,30 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     tool_name: str = ""
     tool_call_id: str = ""
     n_media: int = 0
+
+
+class Intervention(msgspec.Struct, frozen=True):
+    """What is to change in a request, in words that every dialect can write into its own bytes.
+
+    ``sentence`` is appended to the text of the first turn of ``note_at`` (message indices, best first) that has one.
+    ``strip``: remove the tools and all that belongs to them; ``forbid``: tool choice "none". Either drops the parallel
+    flag, which some servers refuse without tools (R03). ``prefix``: text of a trailing assistant turn;
+    ``continue_flags``: say so in vLLM's way. ``drop_tools``: keys (``Tool.key``) of tools to leave out.
+    """
+
+    mode: InterventionMode
+    sentence: str = ""
+    note_at: tuple[int, ...] = ()
+    strip: bool = False
+    forbid: bool = False
+    prefix: str = ""
+    continue_flags: bool = False
+    drop_tools: frozenset[bytes] = frozenset()
+
+    @property
+    def withholds(self) -> bool:
+        """True when the model is left without tools, so that a call in the reply is a leak to be caught."""
+        return self.strip or self.forbid or bool(self.prefix)
 
 
 class ChatView(msgspec.Struct, frozen=True, gc=False):

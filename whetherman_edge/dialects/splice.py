@@ -49,6 +49,13 @@ class Splicer:
         member = self._members.get(key)
         return self._body[member.value.start : member.value.end] if member else b""
 
+    def span(self, key: str) -> Span:
+        """Where a top-level value lies.  Raises ViewError when the key is absent."""
+        member = self._members.get(key)
+        if member is None:
+            raise ViewError(f"expected {key!r} in the body; it is relayed as it came")
+        return member.value
+
     def delete(self, *keys: str) -> None:
         """Delete top-level keys with their values and one comma each; absent ones are left alone."""
         self._deleted.update(key for key in keys if key in self._members)
@@ -113,10 +120,7 @@ class Splicer:
         return _apply(self._body, edits) if edits else self._body
 
     def _array(self, key: str) -> list[Span]:
-        member = self._members.get(key)
-        if member is None:
-            raise ViewError(f"expected {key!r} in the body; it is relayed as it came")
-        return elements(self._body, member.value)
+        return elements(self._body, self.span(key))
 
     def _message(self, index: int) -> dict[str, Member]:
         spans = self._array("messages")

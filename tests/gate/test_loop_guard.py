@@ -1,0 +1,83 @@
+"""Loops are found by a rule on calls and results since the last user turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.gate.chats import calls, chat_of, result, says, tool, user
+from whetherman_edge.gate.loop_guard import inspect
+
+SEARCH = tool("search", "Search the web.", query="string")
+Turns = list[dict[str, Any]]
+
+
+def step(arguments: dict[str, Any], text: str, name: str = "search", call_id: str = "c1") -> Turns:
+    return [calls(name, arguments, call_id), result(text, call_id)]
+
+
+def test_D13_four_identical_calls_with_identical_results_are_a_loop() -> None:
+    chat = chat_of(user("find it"), *step({"query": "x"}, "nothing") * 4, tools=[SEARCH])
+    report = inspect(chat)
+    assert (report.repeats, report.looping, report.tool) == (4, True, "search")
+
+
+def test_twice_is_enough_and_canonical_arguments_are_compared() -> None:
+    turns = [*step({"query": "x", "n": 1}, "nothing"), *step({"n": 1, "query": "x"}, "nothing", call_id="c2")]
+    assert inspect(chat_of(user("find it"), *turns, tools=[SEARCH])).looping
+
+
+def test_D02_one_call_with_its_result_is_no_loop() -> None:
+    assert not inspect(chat_of(user("Hello there"), *step({}, "Hello! I can…", "greet"), tools=[tool("greet")])).looping
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        step({"query": "x"}, "a") + step({"query": "y"}, "a"),  # other arguments
+        step({"query": "x"}, "10 %") + step({"query": "x"}, "20 %"),  # polling
+        step({"query": "x"}, "10 %") + step({"query": "x"}, "20 %") * 2,  # polling that stalls once
+        step({"query": "x"}, "a") + step({"edit": 1}, "ok", "edit") + step({"query": "x"}, "a"),  # test, edit, test
+        step({"query": "x"}, "a") * 2 + step({"query": "z"}, "new"),  # it has moved on
+        [*step({"query": "x"}, "a"), *step({"query": "x"}, "a"), user("try again")],  # the user spoke
+        [*step({"query": "x"}, "a"), user("again"), *step({"query": "x"}, "a")],
+        [*step({"query": "x"}, "a"), *step({"query": "x"}, "a"), says("I found nothing.")],
+    ],
+)
+def test_what_brings_something_new_is_no_loop(turns: Turns) -> None:
+    assert not inspect(chat_of(user("go"), *turns, tools=[SEARCH, tool("edit")])).looping
+
+
+def test_two_calls_in_turn_are_a_loop_when_neither_brings_anything_new() -> None:
+    pair = step({"query": "x"}, "a") + step({"query": "y"}, "b")
+    assert not inspect(chat_of(user("go"), *pair, tools=[SEARCH])).looping
+    assert inspect(chat_of(user("go"), *pair, *pair, tools=[SEARCH])).looping
+
+
+def test_a_call_that_steps_the_world_on_is_given_one_more_try() -> None:
+    louder = tool("volume_up", "Raise the volume by one notch.")
+    twice = chat_of(user("two notches louder"), *step({}, "ok", "volume_up") * 2, tools=[louder])
+    assert (inspect(twice).repeats, inspect(twice).looping) == (2, False)
+    assert inspect(chat_of(user("louder"), *step({}, "ok", "volume_up") * 3, tools=[louder])).looping
+
+
+def test_S03_pairs_by_order_where_ids_are_missing_or_repeated() -> None:
+    call = {
+        "role": "assistant",
+        "tool_calls": [{"index": 0, "function": {"name": "search", "arguments": {"query": "x"}}}],
+    }
+    answer = {"role": "tool", "content": "nothing"}
+    assert inspect(chat_of(user("go"), call, answer, call, answer, tools=[SEARCH])).looping
+
+
+def test_parallel_calls_must_all_be_repeats() -> None:
+    def both(second: str) -> Turns:
+        made = [
+            {"id": f"c{i}", "function": {"name": "search", "arguments": '{"query":"%s"}' % q}}  # noqa: UP031
+            for i, q in enumerate(("x", second))
+        ]
+        return [{"role": "assistant", "tool_calls": made}, result("a", "c0"), result("b", "c1")]
+
+    assert inspect(chat_of(user("go"), *both("y"), *both("y"), tools=[SEARCH])).looping
+    assert not inspect(chat_of(user("go"), *both("y"), *both("z"), tools=[SEARCH])).looping

@@ -1,0 +1,257 @@
+"""From a verdict to a decision: the profile's layer, its thresholds, and the guards. Pure: it also runs offline.
+
+``decide`` never logs and never raises for a request's content; the exchange logs the one decision that was committed.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import msgspec
+
+from whetherman_edge.dialects.chat import ChatView
+from whetherman_edge.errors import ProfileError
+from whetherman_edge.gate import guards, loop_guard
+from whetherman_edge.gate.verdict import LABELS, Decision, Label, Mode, Verdict
+from whetherman_edge.profiles.schema import Profile, Tau
+
+# Every reason a decision can carry, and what it says. They are label values of a counter: a closed set.
+REASONS: dict[str, str] = {
+    "need": "ACT is the most probable class",
+    "low_confidence": "another class is more probable, but not by as much as the threshold asks",
+    "scored": "the class passed its threshold and every guard",
+    "forced": "--force fixed the verdict",
+    "loop_guard": "the same call came back with the same result; steered to a text answer",
+    "guard:action": "an action is asked for and a tool for it is offered: never ANSWER",
+    "guard:tool_named": "an offered tool is named in the user's or system text: never DECLINE",
+    "guard:ask_twice": "the assistant asked in its last turn, or an ASK was made in this one: never twice in a row",
+    "guard:ask_tool": "the client offers its own question tool: never ASK",
+    "guard:lookup_first": "a read-only tool can find the missing detail: never ASK",
+    "guard:structured_output": "response_format asks for JSON: never ASK or DECLINE",
+    "guard:non_interactive": "nobody is there to answer a question: never ASK",
+    "bypass:no_tools": "no tools, null, or an empty list",
+    "bypass:only_other_tools": "hosted or custom tools only",
+    "bypass:tool_choice_none": "the client itself forbids tools",
+    "bypass:forced_tool": "the client itself demands a tool",
+    "bypass:no_messages": "no turns to judge",
+    "bypass:assistant_last": "the client has the model continue its own text",
+    "bypass:off": "the mode is off, by header or configuration",
+    "bypass:model": "the model is in never_gate_models",
+    "bypass:oversize": "the body is above the gate's limit",
+    "bypass:encoding": "the body's content encoding is not one the gate reads",
+    "backed_off": "this agent does not go along with withholding, so it is left alone",
+    "no_intervention": "the upstream offers no safe way to carry out the decision",
+    "gate_timeout": "the gate took longer than its deadline",
+    "gate_error": "the gate failed",
+    "model_missing": "the gate's model file is missing or broken",
+    "breaker_open": "the gate failed several times in a row and rests",
+    "view_error": "the body could not be read or edited",
+    "profile_unknown": "the request names a profile that does not exist or cannot be used",
+}
+FAILURES = frozenset({"gate_timeout", "gate_error", "model_missing", "breaker_open", "view_error", "profile_unknown"})
+# Needs no profile to be safe: it is a rule, not a probability.
+RULES = frozenset({"loop_guard"})
+
+
+class PolicySettings(msgspec.Struct, frozen=True):
+    """What the daemon fixes for all requests.
+
+    ``fused_names``: names of ``Verdict.fused``, same order. ``default_tau``: the gate's shipped operating point, used
+    without a profile. ``force``: the verdict is replaced by this label; guards still hold, thresholds do not.
+    """
+
+    fused_names: tuple[str, ...] = ()
+    default_tau: Tau = Tau()
+    force: Label | None = None
+    loop_guard: bool = True
+    non_interactive: bool = False
+
+
+class SessionState(msgspec.Struct, frozen=True, gc=False):
+    """What must be remembered of one dialogue between its requests.
+
+    ``asked_in_turn``: number of user turns when ASK was last applied, 0 for never; ``asked_at_length``: number of
+    messages then. ``backed_off``: the agent's state (``gate.backoff``) at this request. ``sent_stripped``: the last
+    request of this dialogue went out without its tools.
+    """
+
+    asked_in_turn: int = 0
+    asked_at_length: int = 0
+    backed_off: bool = False
+    sent_stripped: bool = False
+
+    def after(self, decision: Decision, chat: ChatView, *, applied: bool, stripped: bool = False) -> SessionState:
+        """The state to keep when the request has gone out."""
+        if applied and decision.label == "ASK":
+            asked, length = n_user_turns(chat), len(chat.messages)
+        else:
+            asked, length = self.asked_in_turn, self.asked_at_length
+        return SessionState(asked, length, self.backed_off, stripped)
+
+
+def n_user_turns(chat: ChatView) -> int:
+    """Number of user messages."""
+    return sum(message.role == "user" for message in chat.messages)
+
+
+def unscored(reason: str) -> Decision:
+    """The ACT of a request that was not judged: a bypass or a failure, told apart from a scored ACT by its reason."""
+    return Decision(
+        label="ACT",
+        verdict="ACT",
+        probabilities=(1.0, 0.0, 0.0, 0.0),
+        p_need=1.0,
+        confidence=0.0,
+        reason=reason,
+        engine="none",
+    )
+
+
+def decide(
+    verdict: Verdict, chat: ChatView, profile: Profile | None, session: SessionState, settings: PolicySettings
+) -> Decision:
+    """What to do with a verdict.
+
+    With ``s = 1 - p_need``: the candidate is the most probable class but ACT, and it is decided when s reaches its
+    threshold. A repeated call overrides the scores, a guard or a backed-off agent overrides both.
+    Raises ProfileError when the profile's layer does not fit the verdict's fused values (a wiring fault).
+    """
+    probabilities = calibrated(verdict, profile, settings.fused_names)
+    label, reason = _choose(probabilities, chat, profile, settings)
+    if label != "ACT" and session.backed_off:
+        label, reason = "ACT", "backed_off"
+    elif label != "ACT":
+        veto = guard(label, reason, chat, profile, session, settings)
+        if veto is not None:
+            label, reason = "ACT", veto
+    return Decision(
+        label=label,
+        verdict=settings.force or verdict.label,
+        probabilities=probabilities,
+        p_need=probabilities[0],
+        confidence=probabilities[LABELS.index(label)],
+        reason=reason,
+        engine=verdict.engine,
+        tool=verdict.tool,
+    )
+
+
+def decide_unscored(reason: str, chat: ChatView, session: SessionState, settings: PolicySettings) -> Decision:
+    """The decision when the gate failed: ACT with that reason, or the loop guard's, which needs no gate."""
+    if settings.loop_guard and not session.backed_off and loop_guard.inspect(chat).looping:
+        return msgspec.structs.replace(unscored("loop_guard"), label="ANSWER")
+    return unscored(reason)
+
+
+def calibrated(
+    verdict: Verdict, profile: Profile | None, fused_names: tuple[str, ...]
+) -> tuple[float, float, float, float]:
+    """Class probabilities under the profile's layer; the verdict's own without a profile.
+
+    The layer gives p(need); what is left goes to the other classes in the verdict's proportions.
+    """
+    if profile is None:
+        return verdict.probabilities
+    layer = profile.layer
+    if len(verdict.fused) != len(fused_names):
+        raise ProfileError(f"expected {len(fused_names)} fused values from the gate, got {len(verdict.fused)}")
+    indices = _indices(layer.features, fused_names)
+    p_need = layer.p_need([verdict.fused[index] for index in indices])
+    _, answer, ask, decline = verdict.probabilities
+    rest = answer + ask + decline
+    if rest <= 0.0:
+        third = (1.0 - p_need) / 3.0
+        return (p_need, third, third, third)
+    share = (1.0 - p_need) / rest
+    return (p_need, answer * share, ask * share, decline * share)
+
+
+def guard(
+    label: Label,
+    reason: str,
+    chat: ChatView,
+    profile: Profile | None,
+    session: SessionState,
+    settings: PolicySettings,
+) -> str | None:
+    """The guard that forbids this decision (``guard:*``), or None. ``reason``: why it was to be made."""
+    if label == "ANSWER":
+        if reason != "loop_guard" and guards.action_wanted(chat):
+            return "guard:action"
+        return None
+    if chat.structured_output:
+        return "guard:structured_output"
+    if label == "DECLINE":
+        return "guard:tool_named" if guards.tool_named(chat) else None
+    if settings.non_interactive or (profile is not None and not profile.interactive):
+        return "guard:non_interactive"
+    if guards.asks_itself(chat):
+        return "guard:ask_tool"
+    if _asked_already(chat, session) or guards.just_asked(chat):
+        return "guard:ask_twice"
+    if guards.lookup_first(chat):
+        return "guard:lookup_first"
+    return None
+
+
+def mode_for(configured: Mode | None, requested: Mode | None, profile: Profile | None, force: Label | None) -> Mode:
+    """The mode one request runs in.
+
+    Unset: enforce where a calibrated profile or ``--force`` stands behind it, else shadow. A request may ask for less,
+    and for enforce; what enforce may apply is for ``may_apply``.
+    """
+    if requested is not None:
+        return "off" if configured == "off" else requested
+    if configured is not None:
+        return configured
+    return "enforce" if force is not None or (profile is not None and profile.calibrated) else "shadow"
+
+
+def may_apply(decision: Decision, mode: Mode, profile: Profile | None, force: Label | None) -> bool:
+    """True when this decision changes the request: in enforce, with a calibrated profile, force or a rule behind it."""
+    if decision.label == "ACT" or mode != "enforce":
+        return False
+    if decision.reason in RULES or force is not None:
+        return True
+    return profile is not None and profile.calibrated
+
+
+def _choose(
+    probabilities: tuple[float, float, float, float],
+    chat: ChatView,
+    profile: Profile | None,
+    settings: PolicySettings,
+) -> tuple[Label, str]:
+    if settings.force is not None:
+        return settings.force, "forced"
+    if settings.loop_guard and loop_guard.inspect(chat).looping:
+        return "ANSWER", "loop_guard"
+    tau = settings.default_tau if profile is None else profile.tau
+    candidate = max(LABELS[1:], key=lambda label: (probabilities[LABELS.index(label)], -LABELS.index(label)))
+    threshold = {"ANSWER": tau.answer, "ASK": tau.ask, "DECLINE": tau.decline}[candidate]
+    if threshold is not None and 1.0 - probabilities[0] >= threshold:
+        return candidate, "scored"
+    return "ACT", "need" if verdict_label(probabilities) == "ACT" else "low_confidence"
+
+
+def verdict_label(probabilities: tuple[float, float, float, float]) -> Label:
+    """The most probable class; ties go to the earlier label."""
+    return LABELS[max(range(4), key=lambda index: (probabilities[index], -index))]
+
+
+def _asked_already(chat: ChatView, session: SessionState) -> bool:
+    """ASK was applied in this user turn (the same request again may get it again) or in the one before it."""
+    if session.asked_in_turn == 0:
+        return False
+    turns = n_user_turns(chat)
+    if turns == session.asked_in_turn:
+        return len(chat.messages) != session.asked_at_length
+    return turns == session.asked_in_turn + 1
+
+
+@lru_cache(maxsize=64)
+def _indices(features: tuple[str, ...], fused_names: tuple[str, ...]) -> tuple[int, ...]:
+    missing = [feature for feature in features if feature not in fused_names]
+    if missing:
+        raise ProfileError(f"expected the gate to produce {missing[0]!r}, which the profile's layer reads")
+    return tuple(fused_names.index(feature) for feature in features)

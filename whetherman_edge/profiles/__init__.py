@@ -1,0 +1,1 @@
+"""Per-agent profiles: schema, store, and the ``profile`` verb."""

@@ -1,0 +1,31 @@
+"""What each kind of upstream can do: the one table that says how tools are withheld from it (field case R17).
+
+Sources are the field cases of ``docs`` named beside each entry; a kind that is not known gets the note, which no server
+can refuse. What an upstream shows in operation (a refused prefill) is kept per model by the exchange.
+"""
+
+from __future__ import annotations
+
+from whetherman_edge.gate.intervention import Capability
+
+CAPABILITIES: dict[str, Capability] = {
+    # The API itself: "none" is honoured, and refuses parallel_tool_calls beside it (R03).
+    "openai": Capability("openai", honours_none=True, none_needs_note=False),
+    # "none" is accepted and ignored on every endpoint (R05). Templates render earlier calls without a tools list too.
+    "ollama": Capability("ollama", ignores_tool_choice=True, accepts_strip_with_history=True, cache_local=True),
+    # "none" drops the tools from the prompt, which costs the cache as much as stripping them does.
+    "llamacpp": Capability(
+        "llamacpp", honours_none=True, accepts_strip_with_history=True, cache_local=True, prefill="trailing"
+    ),
+    "lmstudio": Capability("lmstudio", accepts_strip_with_history=True, cache_local=True),
+    # The tools stay in the prompt unless --exclude-tools-when-tool-choice-none is set (R06): say it in words too.
+    "vllm": Capability("vllm", honours_none=True, prefill="continue_flags"),
+    # Withholding by "none" alone: removed definitions are refused beside earlier tool turns (R17).
+    "anthropic": Capability("anthropic", honours_none=True, none_needs_note=False),
+    "unknown": Capability("unknown"),
+}
+
+
+def capability_of(kind: str) -> Capability:
+    """The capability of an upstream kind; the cautious one for a name that is not in the table."""
+    return CAPABILITIES.get(kind, CAPABILITIES["unknown"])
