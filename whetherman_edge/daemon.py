@@ -160,10 +160,10 @@ async def _decision_socket(listener: socket.socket | None, gate: Gate, stack: co
     if listener is None:
         return
 
-    def route(query: str, options: Mapping[str, Any]) -> Choice:
+    async def route(query: str, options: Mapping[str, Any]) -> Choice:
         if gate.engine is None:
             raise UsageError(gate.fault)
-        return gate.engine.scorer.route(query, options)
+        return await gate.engine.route(query, options)
 
     async def decide_one(body: bytes, profile: str) -> decide.Record:
         return await decide.decide(gate.gating, {"x-whetherman-profile": profile} if profile else {}, body)

@@ -5,21 +5,29 @@ Everything that imports numpy on the daemon's side of the gate is here, so that 
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Mapping
+from typing import Any
 
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.kernels import Kernels, load
 from whetherman_edge.profiles.schema import Tau
-from whetherman_edge.router.scorer import Scorer
+from whetherman_edge.router.card import cards_of
+from whetherman_edge.router.decision import Choice
+from whetherman_edge.router.scorer import Scorer, check_query, choice_of
 from whetherman_edge.router.table import RouterTable
 
 try:
     from whetherman_edge.gate.static_gate import FUSED_NAMES, StaticGate
 except ModuleNotFoundError:  # TEMPORARY until gate.static_gate is in
     FUSED_NAMES, StaticGate = (), None
+
+# One new tool takes some 0.2 ms to embed, 255 of them would hold every other request for 50.
+LOOP_HELD_S_MAX = 0.001
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +64,22 @@ class StaticEngine:
         if self.gate is None:
             raise ArtifactError("no static gate in this build")
         return self.gate.judge(chat)
+
+    async def route(self, query: str, options: Mapping[str, Any]) -> Choice:
+        """As ``Scorer.route``, but the event loop gets its turn while options never seen before are embedded.
+
+        Raises RequestError.
+        """
+        check_query(query)
+        cards = cards_of(options)
+        held_since_s = time.perf_counter()
+        for card in cards:
+            self.scorer.prepare(card)
+            if time.perf_counter() - held_since_s > LOOP_HELD_S_MAX:
+                await asyncio.sleep(0)
+                held_since_s = time.perf_counter()
+        slate = self.scorer.slate(cards)
+        return choice_of(slate, self.scorer.score(query, slate))
 
     def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:
         """The ToolRouter's view of the offered tools, for the last user message."""

@@ -205,6 +205,9 @@ class EvenJudge:
     def __init__(self) -> None:
         self.asked: list[s1.Question] = []
 
+    def portions(self, question):
+        return iter(())
+
     def judge(self, state, question):
         self.asked.append(question)
         n = len(getattr(question, "options", ())) or len(getattr(question, "levels", ())) or 1

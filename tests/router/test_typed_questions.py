@@ -47,6 +47,15 @@ def test_a_choice_is_the_routers_answer(judge: TypedJudge) -> None:
     assert got == tuple(routed.probabilities.values())
 
 
+def test_options_can_be_embedded_in_portions(judge: TypedJudge) -> None:
+    parsed = s1.parse(json.dumps({"state": "x", "questions": {"q": choice("alpha", "beta", "gamma")}}).encode())
+    question = parsed.questions["q"]
+    assert len(list(judge.portions(question))) == 3
+    judge.judge(parsed.state, question)
+    assert list(judge.portions(question)) == []
+    assert list(judge.portions(s1.Noul("x"))) == []
+
+
 def test_instructions_do_not_move_a_choice_but_stand_in_for_an_empty_state(judge: TypedJudge) -> None:
     options = choice("weather", "invoices")
     plain = ask(judge, TICKET, options)

@@ -98,7 +98,7 @@ class Recorder:
         self.gate.set()
         self.decided: list[tuple[bytes, str]] = []
 
-    def route(self, query: str, options: Any) -> Choice:
+    async def route(self, query: str, options: Any) -> Choice:
         if not query:
             raise RequestError("query must not be empty", ("body", "query"))
         if query == "bug":

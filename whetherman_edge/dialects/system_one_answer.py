@@ -6,7 +6,7 @@ shown figures, so a reader can recompute them. Fields of ours beside the documen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -62,6 +62,9 @@ class Judgement(msgspec.Struct, frozen=True, gc=False):
 
 class Judge(Protocol):
     """Answers one question at a time, so that neither order nor company of the questions can matter."""
+
+    def portions(self, question: Question) -> Iterator[None]:
+        """Do the slow part of a question ahead of ``judge``, pausing after each portion; may do nothing."""
 
     def judge(self, state: State, question: Question) -> Judgement:
         """Pure and deterministic; never sees a question's name."""

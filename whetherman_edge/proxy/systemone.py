@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 PATH = "/v1/systemone"
 
 LOOP_HELD_S_MAX = 0.001
-"""After this long without a pause the other requests of the loop get their turn, between two questions."""
+"""After this long without a pause the other requests of the loop get their turn, between two portions of work."""
 
 RERANK_BELOW = 0.8
 """Choices whose confidence is lower are offered to the backbone, where there is one."""
@@ -133,15 +133,15 @@ class SystemOne:
 
     async def _answers(self, asked: Request, judge: Judge) -> dict[str, system_one_answer.Answer]:
         answers: dict[str, system_one_answer.Answer] = {}
-        held_since_s = time.perf_counter()
+        turn = _Turn()
         for name, question in asked.questions.items():
+            for _ in judge.portions(question):
+                await turn.give_way()
             judgement = await self._judged(asked.state, question, judge)
             if self._rerank is not None and isinstance(question, Choice):
                 judgement = await self._second_opinion(asked.state, question, judgement, self._rerank)
             answers[name] = system_one_answer.answer(question, judgement)
-            if time.perf_counter() - held_since_s > LOOP_HELD_S_MAX:
-                await asyncio.sleep(0)
-                held_since_s = time.perf_counter()
+            await turn.give_way()
         return answers
 
     async def _judged(self, state: State, question: Question, judge: Judge) -> Judgement:
@@ -171,6 +171,19 @@ class SystemOne:
         if system_one_answer.choice_confidence(judgement.probabilities) >= RERANK_BELOW:
             return judgement
         return await rerank(state, question, judgement) or judgement
+
+
+class _Turn:
+    """How long this request has held the loop."""
+
+    def __init__(self) -> None:
+        self._since_s = time.perf_counter()
+
+    async def give_way(self) -> None:
+        """Let others run when it has been long enough."""
+        if time.perf_counter() - self._since_s > LOOP_HELD_S_MAX:
+            await asyncio.sleep(0)
+            self._since_s = time.perf_counter()
 
 
 class UpstreamFirst:

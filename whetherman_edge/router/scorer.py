@@ -89,6 +89,10 @@ class Scorer:
             self._slate_tools -= self._slates.popitem(last=False)[1].n_tools
         return slate
 
+    def prepare(self, tool: Tool | ToolCard) -> None:
+        """Embed one tool ahead of ``slate``, for a caller that must not be held for hundreds of new ones at once."""
+        self._prototype(tool)
+
     def score(self, query: str, slate: Slate) -> Scores:
         """Scores of ``query`` for each tool of ``slate``."""
         kernels, table, n = self.kernels, self.table, slate.n_tools

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from whetherman_edge.dialects.system_one import Choice, Noul, Option, Question, Score, State
 from whetherman_edge.dialects.system_one_answer import Judgement
-from whetherman_edge.router.card import make_card
+from whetherman_edge.router.card import ToolCard, make_card
 from whetherman_edge.router.prototype import Slate
 from whetherman_edge.router.scorer import Scorer, softmax
 
@@ -136,6 +137,13 @@ class TypedJudge:
         self._axis_mean: F64Vector = everyday.mean(axis=0)
         self._axis_spread: F64Vector = np.maximum(everyday.std(axis=0), 1e-9)
 
+    def portions(self, question: Question) -> Iterator[None]:
+        """Embed the options of a choice one by one; 255 new ones take too long for one go."""
+        if isinstance(question, Choice) and question.options not in self._slates:
+            for option in question.options:
+                self._scorer.prepare(_card(option))
+                yield
+
     def judge(self, state: State, question: Question) -> Judgement:
         """Probabilities for one question about ``state``; never raises for a checked request."""
         match question:
@@ -164,8 +172,7 @@ class TypedJudge:
         if found is not None:
             self._slates.move_to_end(options)
             return found
-        cards = [make_card(option.name, option.description, option.parameters, option.examples) for option in options]
-        slate = self._slates[options] = self._scorer.slate(cards)
+        slate = self._slates[options] = self._scorer.slate([_card(option) for option in options])
         if len(self._slates) > SLATES_CACHED_MAX:
             self._slates.popitem(last=False)
         return slate
@@ -249,6 +256,10 @@ class TypedJudge:
 
     def _embed(self, text: str) -> F64Vector:
         return self._scorer.table.vector(text).astype(np.float64)
+
+
+def _card(option: Option) -> ToolCard:
+    return make_card(option.name, option.description, option.parameters, option.examples)
 
 
 def topic_of(text: str) -> str:

@@ -86,7 +86,7 @@ class Handlers(msgspec.Struct, frozen=True):
     one) to the same object as ``POST /v1/decide``.
     """
 
-    route: Callable[[str, Mapping[str, Any]], Any]
+    route: Callable[[str, Mapping[str, Any]], Awaitable[Any]]
     decide: Callable[[bytes, str], Awaitable[Any]]
 
 
@@ -177,7 +177,7 @@ class DecisionSocket:
             case Ping():
                 return {"pong": True}
             case Route():
-                choice = msgspec.structs.asdict(self._handlers.route(request.query, request.options))
+                choice = msgspec.structs.asdict(await self._handlers.route(request.query, request.options))
                 return {**choice, "ms": round((time.perf_counter() - started_s) * 1e3, 4)}
             case Decide():
                 return await self._handlers.decide(_chat_body(request.request), request.profile)
