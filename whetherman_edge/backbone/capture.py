@@ -4,8 +4,8 @@ llama.cpp asks an eval callback about each node of the graph, first "do you want
 "here it is; go on?". Answering no ends the computation of that micro-batch (ggml-backend.cpp, compute_splits). The
 callback here wants exactly one node, copies its rows and ends.
 
-Two implementations, one behaviour: the native one in ``whetherman_edge.kernels._native`` needs no interpreter lock (about
-a thousand questions a decode), the ctypes twin is used where the module is missing.
+Two implementations, one behaviour: the native one in ``whetherman_edge.kernels._native`` needs no interpreter lock
+(about a thousand questions a decode), the ctypes twin is used where the module is missing.
 """
 
 from __future__ import annotations

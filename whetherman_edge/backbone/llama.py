@@ -1,10 +1,10 @@
 """llama.cpp driven for hidden states: the only module that imports ``llama_cpp``, and it does so on first use.
 
-What a plain embedding call does wrong for us (measured, see DESIGN.md "The backbone"): it marks every prompt token as an
-output and multiplies each by the 262,144-row vocabulary, which costs more than the network itself. Here no token needs
-logits: the graph is stopped in the scheduler's eval callback as soon as the wanted layer's output exists, so the layers
-above it and the vocabulary product never run. Keys and values of the layers below are already written by then, and a
-context always stops at the same layer, so what lies above is never missed.
+What a plain embedding call does wrong for us (measured, see DESIGN.md "The backbone"): it marks every prompt token as
+an output and multiplies each by the 262,144-row vocabulary, which costs more than the network itself. Here no token
+needs logits: the graph is stopped in the scheduler's eval callback as soon as the wanted layer's output exists, so
+the layers above it and the vocabulary product never run. Keys and values of the layers below are already written by
+then, and a context always stops at the same layer, so what lies above is never missed.
 
 Nothing here is thread-safe: one thread owns a Context (abetlen/llama-cpp-python#471).
 """
@@ -12,6 +12,7 @@ Nothing here is thread-safe: one thread owns a Context (abetlen/llama-cpp-python
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,9 @@ F32Vector = npt.NDArray[np.float32]
 F32Matrix = npt.NDArray[np.float32]
 
 ABORTED: Final = 2
-"""What ``llama_decode`` returns when the abort callback said stop; the micro-batch under way left no trace in the cache."""
+"""What ``llama_decode`` returns when the abort callback said stop; the micro-batch under way left no trace in the
+cache.
+"""
 NO_SLOT: Final = 1
 """What ``llama_decode`` returns when the key-value cells do not suffice; nothing was changed."""
 
@@ -36,14 +39,17 @@ class DecodeFault(EnvironmentFault):
     """``llama_decode`` failed for a reason other than an abort; the context must be thrown away."""
 
 
-class Aborted(Exception):  # noqa: N818
-    """The decode was stopped by the flag; ``n_done`` tokens of the call are in the cache."""
+class Aborted(Exception):
+    """The decode was stopped by the flag. ``n_done`` tokens of the call are in the cells, ``states``: the rows so
+    far.
+    """
 
-    def __init__(self, n_done: int) -> None:
+    def __init__(self, n_done: int, states: F32Matrix) -> None:
         super().__init__(f"aborted after {n_done} tokens")
-        self.n_done = n_done
+        self.n_done, self.states = n_done, states
 
 
+@functools.cache
 def load_library() -> Any:
     """The ``llama_cpp`` module, silenced. Raises EnvironmentFault with the command that installs it."""
     try:
@@ -53,11 +59,16 @@ def load_library() -> Any:
             f"expected a working llama-cpp-python, importing it failed ({type(exc).__name__}); "
             "install it with `pip install 'whetherman-edge[gemma]'` (needs a C++ compiler)"
         ) from exc
-    if not getattr(llama_cpp, "_whetherman_silenced", False):
-        llama_cpp._whetherman_silenced = llama_cpp.llama_log_callback(_ignore_log)
-        llama_cpp.llama_log_set(llama_cpp._whetherman_silenced, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-    return llama_cpp
+    library: Any = llama_cpp
+    callback = library.llama_log_callback(_ignore_log)
+    library.llama_log_set(callback, ctypes.c_void_p(0))
+    library.llama_backend_init()
+    _KEPT_ALIVE.append(callback)
+    return library
+
+
+_KEPT_ALIVE: Final[list[Any]] = []
+"""llama.cpp keeps only the address of its log callback."""
 
 
 def _ignore_log(_level: int, _text: bytes, _user: Any) -> None:
@@ -113,8 +124,9 @@ class Network:
 class Context:
     """Key-value cells and the compute graph, stopping at one layer.
 
-    ``layer``: 0-based block whose output is read, or ``n_layer`` for the state after the final norm. ``n_cells``: tokens
-    held over all sequences. ``n_seq``: number of sequences. ``chunk``: tokens a decode call (and a micro-batch).
+    ``layer``: 0-based block whose output is read, or ``n_layer`` for the state after the final norm. ``n_cells``:
+    tokens held over all sequences. ``n_seq``: number of sequences. ``chunk``: tokens a decode call (and a
+    micro-batch).
     """
 
     def __init__(
@@ -149,7 +161,8 @@ class Context:
         """Appends ``tokens`` to sequence ``seq`` from ``position`` on.
 
         wanted: ascending offsets into ``tokens`` whose states are returned.
-        Returns (len(wanted), n_embd) float32, copies. Raises Aborted when the stop flag was seen, DecodeFault otherwise.
+        Returns (len(wanted), n_embd) float32, copies. Raises Aborted when the stop flag was seen, DecodeFault
+        otherwise.
         """
         states = np.empty((len(wanted), self.network.n_embd), dtype=np.float32)
         batch, taken, start = self._batch, 0, 0
@@ -169,7 +182,7 @@ class Context:
             self.capture.reset()
             status = self.lib.llama_decode(self.handle, batch)
             if status == ABORTED:
-                raise Aborted(start)
+                raise Aborted(start, states[:taken])
             if status != 0:
                 raise DecodeFault(f"expected llama_decode to return 0, got {status} at token {start} of {len(tokens)}")
             if here:

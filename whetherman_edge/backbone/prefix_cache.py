@@ -1,9 +1,9 @@
 """Which part of a prompt's keys and values is already there. Pure bookkeeping: no llama.cpp, no clock.
 
-Every entry is a token sequence held in one of llama.cpp's sequences; sequences share cells, so copying a prefix costs no
-memory and no time. Two kinds of entry: a ``root`` holds a tools block (computed once per tool set, kept longest), a
-``session`` holds a root plus the dialogue so far and grows in place. ``plan`` says what to do for a prompt; the caller
-does it on the context and reports back with ``commit`` or ``forget``.
+Every entry is a token sequence held in one of llama.cpp's sequences; sequences share cells, so copying a prefix costs
+no memory and no time. Two kinds of entry: a ``root`` holds a tools block (computed once per tool set, kept longest),
+a ``session`` holds a root plus the dialogue so far and grows in place. ``plan`` says what to do for a prompt; the
+caller does it on the context and reports back with ``commit`` or ``forget``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ class Entry(msgspec.Struct):
 class Plan(msgspec.Struct, frozen=True):
     """What to do before decoding a prompt.
 
-    ``evict``: sequences to clear. ``source``: sequence to copy the first ``n_reused`` tokens from, or -1 (``seq`` itself
-    already has them, or nothing is reused). ``seq``: where the prompt goes; it is to be cut at ``n_reused``.
+    ``evict``: sequences to clear. ``source``: sequence to copy the first ``n_reused`` tokens from, or -1 (``seq``
+    itself already has them, or nothing is reused). ``seq``: where the prompt goes; it is to be cut at
+    ``n_reused``. ``holder``: the sequence whose prefix is reused, or -1. ``root``: a sequence set aside for this
+    tools block, or -1 when a root holds it already. ``seq`` and ``root`` are the caller's until ``commit`` or
+    ``forget``.
     """
 
     seq: int
     n_reused: int
     source: int
+    holder: int
+    root: int
     evict: tuple[int, ...]
 
 
@@ -67,8 +72,9 @@ class PrefixCache:
     def plan(self, ids: Sequence[int], n_tools: int) -> Plan:
         """How to reuse most of ``ids``, whose first ``n_tools`` are the tools block.
 
-        A session is continued in place when the prompt goes on from it (all but its cue matches beyond the tools block);
-        otherwise the longest common prefix is copied from whatever holds it. Raises ValueError if ``ids`` can never fit.
+        A session is continued in place when the prompt goes on from it (all but its cue matches beyond the
+        tools block); otherwise the longest common prefix is copied from whatever holds it. Raises ValueError
+        if ``ids`` can never fit.
         """
         prompt = np.asarray(ids, dtype=np.int32)
         if len(prompt) + SCRATCH_CELLS > self.n_cells:
@@ -76,16 +82,20 @@ class PrefixCache:
         best, n_best = None, 0
         for entry in self._entries.values():
             n = common_prefix(entry.tokens, prompt)
-            if n > n_best or (n == n_best and best is not None and best.root and not entry.root and n > n_tools):
+            if n > n_best or (n == n_best and n > n_tools and best is not None and best.root):
                 best, n_best = entry, n
         n_reused = min(n_best, len(prompt) - 1)  # the last token is always decoded: its state is the answer
-        if best is not None and not best.root and n_reused > n_tools and 2 * n_reused >= len(best.tokens):
-            evict = self._make_room(len(prompt) - n_reused, {best.seq}, need_seq=False)
-            return Plan(best.seq, n_reused, -1, evict)
+        in_place = best is not None and not best.root and n_reused > n_tools and 2 * n_reused >= len(best.tokens)
+        no_root = self._find_root(prompt[:n_tools]) is None
         keep = {best.seq} if best is not None and n_reused else set()
-        evict = self._make_room(len(prompt) - n_reused, keep, need_seq=True)
-        source = best.seq if best is not None and n_reused else -1
-        return Plan(self._free.pop(), n_reused if source >= 0 else 0, source, evict)
+        evict = self._make_room(len(prompt) - n_reused, keep, n_seq=(not in_place) + no_root)
+        root = self._free.pop() if no_root and len(self._free) > (not in_place) else -1
+        if best is None or not n_reused:
+            return Plan(self._free.pop(), 0, -1, -1, root, evict)
+        if in_place:
+            del self._entries[best.seq]
+            return Plan(best.seq, n_reused, -1, best.seq, root, evict)
+        return Plan(self._free.pop(), n_reused, best.seq, best.seq, root, evict)
 
     def commit(self, seq: int, ids: Sequence[int], *, root: bool, shared: int) -> None:
         """``seq`` now holds ``ids``."""
@@ -103,27 +113,22 @@ class PrefixCache:
         if seq not in self._free:
             self._free.append(seq)
 
-    def find_root(self, ids: Sequence[int], n_tools: int) -> Entry | None:
+    def _find_root(self, block: npt.NDArray[np.int32]) -> Entry | None:
         """The root that holds exactly this tools block; it counts as used."""
-        block = np.asarray(ids[:n_tools], dtype=np.int32)
         for entry in self._entries.values():
-            if entry.root and len(entry.tokens) == n_tools and np.array_equal(entry.tokens, block):
+            if entry.root and np.array_equal(entry.tokens, block):
                 self._tick += 1
                 entry.used = self._tick
                 return entry
         return None
 
-    def take_sequence(self) -> int | None:
-        """A free sequence for a root, or None when all are in use."""
-        return self._free.pop() if self._free else None
-
-    def _make_room(self, n_new: int, keep: set[int], *, need_seq: bool) -> tuple[int, ...]:
-        """Evicts until ``n_new`` cells and, if asked, a sequence are free: sessions before roots, oldest first."""
+    def _make_room(self, n_new: int, keep: set[int], *, n_seq: int) -> tuple[int, ...]:
+        """Evicts until ``n_new`` cells and ``n_seq`` sequences are free: sessions before roots, oldest first."""
         evicted: list[int] = []
         order = sorted((e for e in self._entries.values() if e.seq not in keep), key=lambda e: (e.root, e.used))
         for entry in order:
             enough = self.cells + n_new + SCRATCH_CELLS <= self.n_cells
-            if enough and (not need_seq or self._free):
+            if enough and len(self._free) >= n_seq:
                 break
             evicted.append(entry.seq)
             self.forget(entry.seq)

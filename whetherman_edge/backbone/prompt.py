@@ -1,11 +1,11 @@
 """From a ChatView to the pieces of a prompt: [tools block][dialogue][cue]. Pure.
 
-A piece is tokenised on its own, so a prompt is a prefix of the next step's prompt whenever its pieces are: no token ever
-spans two pieces. Tools come first and in name order, so that clients which shuffle them share one prefix (field case C08)
-and get one verdict. Nothing volatile is ever added (C02).
+A piece is tokenised on its own, so a prompt is a prefix of the next step's prompt whenever its pieces are: no token
+ever spans two pieces. Tools come first and in name order, so that clients which shuffle them share one prefix (field
+case C08) and get one verdict. Nothing volatile is ever added (C02).
 
-Text is data: pieces of the ``text`` kind are tokenised without special tokens, so a user who types ``<end_of_turn>`` gets
-the characters. Control tokens come only from pieces of the ``control`` kind, which this module writes.
+Text is data: pieces of the ``text`` kind are tokenised without special tokens, so a user who types ``<end_of_turn>``
+gets the characters. Control tokens come only from pieces of the ``control`` kind, which this module writes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """A rendered request.
 
-    ``tools``: pieces of the tools block. ``turns``: pieces of each turn. ``cue``: pieces after the last turn; the state of
-    its last token is what the head reads. ``tool_names``: by the index that ``Piece.ends_tool`` holds.
+    ``tools``: pieces of the tools block. ``turns``: pieces of each turn. ``cue``: pieces after the last turn; the
+    state of its last token is what the head reads. ``tool_names``: by the index that ``Piece.ends_tool`` holds.
     """
 
     tools: tuple[Piece, ...]
@@ -54,7 +54,9 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 def render(chat: ChatView, style: Style) -> Prompt:
-    """The prompt of one request in the style the loaded artifact was trained on. Raises ArtifactError on another style."""
+    """The prompt of one request in the style the loaded artifact was trained on. Raises ArtifactError on another
+    style.
+    """
     tools = sorted(chat.tools, key=lambda tool: (tool.name, tool.key))
     if style == "compact":
         return _compact(chat, tools)
@@ -92,7 +94,9 @@ def _compact(chat: ChatView, tools: Sequence[Tool]) -> Prompt:
 
 
 def _compact_tool(tool: Tool) -> str:
-    """``name(required*, optional): First sentence.`` on one line; required arguments come first, in the tool's order."""
+    """``name(required*, optional): First sentence.`` on one line; required arguments come first, in the tool's
+    order.
+    """
     ordered = sorted(tool.parameters, key=lambda p: not p.required)[:PARAMETERS_MAX]
     arguments = ", ".join(p.name + ("*" if p.required else "") for p in ordered)
     return f"{tool.name}({arguments}): {first_sentence(tool.description)}\n"
@@ -200,11 +204,13 @@ def _arguments(arguments: str) -> list[Piece]:
     return pieces
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------------
+# --- tokens ---
 
 
 class Tokens(msgspec.Struct, frozen=True, gc=False):
-    """A prompt as token ids. ``n_tools``: length of the tools block. ``tool_ends``: position of each tool line's last token."""
+    """A prompt as token ids. ``n_tools``: length of the tools block. ``tool_ends``: position of each tool line's
+    last token.
+    """
 
     ids: tuple[int, ...]
     n_tools: int
@@ -244,9 +250,9 @@ def tokenize(
 def kept_turns(lengths: Sequence[int], budget: int) -> list[int]:
     """Indices of the turns that stay when a dialogue is longer than ``budget`` tokens.
 
-    The opening turns stay up to a quarter of the budget (at least one turn), the latest turns stay, the middle goes. What
-    goes grows in steps of half the budget, not by one turn a step: between two steps of that size the kept prefix is the
-    same from one request to the next, so that its keys and values still match.
+    The opening turns stay up to a quarter of the budget (at least one turn), the latest turns stay, the middle
+    goes. What goes grows in steps of half the budget, not by one turn a step: between two steps of that size the
+    kept prefix is the same from one request to the next, so that its keys and values still match.
     """
     total = sum(lengths)
     if total <= budget or len(lengths) < 3:

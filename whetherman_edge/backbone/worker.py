@@ -1,9 +1,10 @@
 """The one thread that owns llama.cpp: takes prompts from a queue, answers with hidden states.
 
-Life of a job: ``submit`` (any thread) -> queue -> plan against the prefix cache -> decode in chunks -> result or the reason
-why there is none. A job's deadline bounds what its caller waits for, not the work: a prompt whose caller has given up is
-still decoded when nobody else waits, so that the same request finds its keys and values (and its answer) next time. As
-soon as another job waits, such work is stopped through llama.cpp's abort callback, within one graph node.
+Life of a job: ``submit`` (any thread) -> queue -> plan against the prefix cache -> decode in chunks -> result or the
+reason why there is none. A job's deadline bounds what its caller waits for, not the work: a prompt whose caller has
+given up is still decoded when nobody else waits, so that the same request finds its keys and values (and its answer)
+next time. As soon as another job waits, such work is stopped through llama.cpp's abort callback, within one graph
+node.
 
 Fairness: one queue a caller key, served in turn, so that an agent with many requests cannot starve another.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -56,8 +56,9 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class States(msgspec.Struct, frozen=True):
-    """What one pass gives. ``last``: (n_embd,) float32 at the last token. ``tools``: (n, n_embd) float32 at the end of each
-    tool line, ``tool_names`` beside it. ``n_tokens``: length of the prompt; ``n_decoded``: tokens that had to be computed.
+    """What one pass gives. ``last``: (n_embd,) float32 at the last token. ``tools``: (n, n_embd) float32 at the
+    end of each tool line, ``tool_names`` beside it. ``n_tokens``: length of the prompt; ``n_decoded``: tokens
+    that had to be computed.
     """
 
     last: npt.NDArray[np.float32]
@@ -70,7 +71,7 @@ class States(msgspec.Struct, frozen=True):
 class Job:
     """One request of one caller."""
 
-    __slots__ = ("abandoned", "future", "key", "prompt", "reserved")
+    __slots__ = ("abandoned", "future", "key", "prompt")
 
     def __init__(self, prompt: Prompt, key: str) -> None:
         self.prompt, self.key = prompt, key
@@ -159,6 +160,8 @@ class Worker:
 
     _before_close: Callable[[Context, PrefixCache], None] | None = None
     _context: Context | None = None
+    _cache: PrefixCache
+    _no_states: npt.NDArray[np.float32]
 
     def _stop_decode(self, on: bool) -> None:
         if self._context is not None:
@@ -194,6 +197,7 @@ class Worker:
         )
         self._cache = PrefixCache(s.n_seq, s.n_cells)
         self._tool_states.clear()
+        self._no_states = np.zeros((0, network.n_embd), dtype=np.float32)
 
     def _serve(self, network: Network) -> None:
         faults = 0
@@ -261,72 +265,46 @@ class Worker:
         return states
 
     def _decode(self, tokens: Tokens, tool_names: Sequence[str]) -> States:
-        context, cache = self._context, self._cache
+        context, cache, ids = self._context, self._cache, tokens.ids
         assert context is not None
-        plan = cache.plan(tokens.ids, tokens.n_tools)
+        plan = cache.plan(ids, tokens.n_tools)
         for seq in plan.evict:
             context.truncate(seq, 0)
             self._tool_states.pop(seq, None)
-        cache.forget_later(plan.seq)
-        if plan.source >= 0:
-            context.copy(plan.source, plan.seq, plan.n_reused)
+        known = self._tool_states.get(plan.holder, self._no_states)
+        n_reused, n_known = usable_prefix(plan.n_reused, tokens.tool_ends, len(known))
+        if plan.source >= 0 and n_reused:
+            context.copy(plan.source, plan.seq, n_reused)
         else:
-            context.truncate(plan.seq, plan.n_reused)
-        self.counts.prefix_hits += plan.n_reused > 1
-        tool_states = self._states_for(plan.source if plan.source >= 0 else plan.seq, tokens, plan.n_reused)
-        n_known = len(tool_states)
-        ids = tokens.ids
-        wanted = [end - plan.n_reused for end in tokens.tool_ends[n_known:]] + [len(ids) - 1 - plan.n_reused]
+            context.truncate(plan.seq, n_reused)
+        wanted = [end - n_reused for end in tokens.tool_ends[n_known:]] + [len(ids) - 1 - n_reused]
         try:
-            rows = context.decode(plan.seq, ids[plan.n_reused :], plan.n_reused, wanted)
-        except Aborted as exc:
-            kept = plan.n_reused + exc.n_done
-            self._keep_part(plan.seq, ids[:kept], tool_states, min(tokens.n_tools, plan.n_reused))
+            rows = context.decode(plan.seq, ids[n_reused:], n_reused, wanted)
+        except Aborted as stopped:
+            if plan.root >= 0:
+                cache.forget(plan.root)
+            self._keep(plan.seq, ids[: n_reused + stopped.n_done], np.concatenate([known[:n_known], stopped.states]))
             raise
-        self.counts.tokens_decoded += len(ids) - plan.n_reused
-        all_tools = np.concatenate([tool_states, rows[:-1]])
-        root = cache.find_root(ids, tokens.n_tools)
-        shared = tokens.n_tools if root is not None else 0
-        cache.commit(plan.seq, ids, root=False, shared=shared)
-        self._tool_states[plan.seq] = all_tools
-        if root is None and len(tokens.tool_ends):
-            self._make_root(plan.seq, tokens, all_tools)
-        names = tuple(tool_names[: len(tokens.tool_ends)])
-        return States(rows[-1].copy(), all_tools, names, len(ids), len(ids) - plan.n_reused)
+        self.counts.prefix_hits += n_reused > 1
+        self.counts.tokens_decoded += len(ids) - n_reused
+        tools = np.concatenate([known[:n_known], rows[:-1]])
+        if plan.root >= 0:
+            context.copy(plan.seq, plan.root, tokens.n_tools)
+            cache.commit(plan.root, ids[: tokens.n_tools], root=True, shared=0)
+            self._tool_states[plan.root] = tools
+        cache.commit(plan.seq, ids, root=False, shared=tokens.n_tools)
+        self._tool_states[plan.seq] = tools
+        return States(rows[-1].copy(), tools, tuple(tool_names[: len(tools)]), len(ids), len(ids) - n_reused)
 
-    def _states_for(self, seq: int, tokens: Tokens, n_reused: int) -> npt.NDArray[np.float32]:
-        """States of the tool lines that lie wholly inside the reused prefix; the rest is decoded again by the plan."""
-        assert self._context is not None
-        known = self._tool_states.get(seq)
-        n = sum(end < n_reused for end in tokens.tool_ends)
-        if known is None or len(known) < n:
-            return np.zeros((n, self._context.network.n_embd), dtype=np.float32) if n else _no_states(self._context)
-        return known[:n]
-
-    def _make_root(self, seq: int, tokens: Tokens, states: npt.NDArray[np.float32]) -> None:
-        """Keep the tools block on its own, so that it outlives this session."""
-        assert self._context is not None
-        root = self._cache.take_sequence()
-        if root is None:
-            return
-        self._context.copy(seq, root, tokens.n_tools)
-        self._cache.commit(root, tokens.ids[: tokens.n_tools], root=True, shared=0)
-        self._cache.commit(seq, tokens.ids, root=False, shared=tokens.n_tools)
-        self._tool_states[root] = states
-
-    def _keep_part(
-        self, seq: int, ids: Sequence[int], states: npt.NDArray[np.float32], shared: int
-    ) -> None:
+    def _keep(self, seq: int, ids: Sequence[int], states: npt.NDArray[np.float32]) -> None:
         """After an abort: what is in the cells stays useful."""
         assert self._context is not None
-        length = self._context.length(seq)
-        if length <= 1:
-            self._context.truncate(seq, 0)
+        if ids:
+            self._cache.commit(seq, ids, root=False, shared=0)
+            self._tool_states[seq] = states
+        else:
             self._cache.forget(seq)
             self._tool_states.pop(seq, None)
-            return
-        self._cache.commit(seq, ids[:length], root=False, shared=min(shared, length))
-        self._tool_states[seq] = states
 
     def _tokens_of(self, network: Network, piece: Piece) -> tuple[int, ...]:
         ids = self._pieces.get(piece)
@@ -359,8 +337,15 @@ class Worker:
         network.close()
 
 
-def _no_states(context: Context) -> npt.NDArray[np.float32]:
-    return np.zeros((0, context.network.n_embd), dtype=np.float32)
+def usable_prefix(n_reused: int, tool_ends: Sequence[int], n_states: int) -> tuple[int, int]:
+    """How much of a cached prefix can be used when only the first ``n_states`` tool lines have their states kept.
+
+    Returns (tokens to reuse, tool states to reuse): a line whose state is missing has its last token decoded again.
+    """
+    n_inside = sum(end < n_reused for end in tool_ends)
+    if n_inside <= n_states:
+        return n_reused, n_inside
+    return tool_ends[n_states], n_states
 
 
 def _finish(job: Job, outcome: States | BaseException) -> None:
@@ -370,8 +355,3 @@ def _finish(job: Job, outcome: States | BaseException) -> None:
         job.future.set_result(outcome)
     else:
         job.future.set_exception(outcome)
-
-
-def monotonic_ms() -> float:
-    """Milliseconds on the monotonic clock."""
-    return time.monotonic() * 1e3
