@@ -40,16 +40,26 @@ class MissingEngine:
 
 
 class Gate:
-    """The composed gate. ``engine`` is None when it could not be opened; ``fault`` then says why."""
+    """The composed gate. ``engine`` is None when it could not be opened; ``fault`` then says why.
+
+    ``judge``: what gives the verdicts, the engine or a stand-in for it. ``deadline`` False: no time limit (offline).
+    """
 
     def __init__(
-        self, config: Config, counters: Counters, engine: StaticEngine | None, fault: str, *, deadline: bool = True
+        self,
+        config: Config,
+        counters: Counters,
+        judge: Judge,
+        engine: StaticEngine | None = None,
+        fault: str = "",
+        *,
+        deadline: bool = True,
     ) -> None:
         self.engine = engine
         self.fault = fault
         self.learned = Learned("unknown" if config.upstream_kind == "auto" else config.upstream_kind)
         self._tools = ToolCache()
-        judge: Judge = engine if engine is not None else MissingEngine(fault)
+        self._profiles = Profiles()
         settings = PolicySettings(
             fused_names=engine.fused_names if engine is not None else (),
             default_tau=engine.default_tau if engine is not None else Tau(),
@@ -61,7 +71,7 @@ class Gate:
             judge=judge,
             view=self.view,
             settings=settings,
-            profiles=Profiles(),
+            profiles=self._profiles,
             learned=self.learned,
             sessions=Sessions(),
             counters=counters,
@@ -78,6 +88,10 @@ class Gate:
             raise ArtifactError(self.fault)
         return await self.engine.judge(self.view(body), math.inf)
 
+    def check_profile(self, name: str) -> None:
+        """Raise ProfileNotFound or ProfileError unless this profile can be used with the engine that is loaded."""
+        self._profiles.load(name)
+
     async def warm_up(self) -> None:
         """Judge once, so that the first request pays for no lazy import and no cold table."""
         if self.engine is None:
@@ -91,16 +105,16 @@ class Gate:
 
 def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> Gate:
     """Open the engine and compose the gate; without a usable engine the gate lets everything pass, and says so."""
-    engine: StaticEngine | None = None
-    fault = ""
-    try:
-        engine = StaticEngine.open()
-    except ArtifactError as exc:
-        fault = str(exc)
-        log.error("event=gate_missing detail=%r", fault)
     if config.force is not None:
         log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", config.force)
-    return Gate(config, counters, engine, fault, deadline=deadline)
+    try:
+        if config.engine == "gemma":
+            raise ArtifactError("engine: expected the gemma backbone, this build has none; use --engine static or auto")
+        engine = StaticEngine.open()
+    except ArtifactError as exc:
+        log.error("event=gate_missing detail=%r", str(exc))
+        return Gate(config, counters, MissingEngine(str(exc)), None, str(exc), deadline=deadline)
+    return Gate(config, counters, engine, engine, deadline=deadline)
 
 
 class Profiles:

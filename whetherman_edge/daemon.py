@@ -39,7 +39,7 @@ from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 log = logging.getLogger(__name__)
 
 # After a refused upload the rest is read and dropped for this long, so that the client sees the answer, not a reset.
-LINGER_S = 30.0
+LINGER_S = 120.0
 # llama.cpp serves both; OpenAI-compatible clients use the first.
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
 KIND_PAUSE_FIRST_S = 2.0

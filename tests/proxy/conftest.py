@@ -9,9 +9,11 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 import uvloop
 
+from tests.fakes.judge import ScriptedJudge
 from tests.fakes.upstream import FakeUpstream
-from whetherman_edge import daemon
+from whetherman_edge import composition, daemon
 from whetherman_edge.config import Config, Loaded
+from whetherman_edge.ledger.counters import Counters
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -24,6 +26,18 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
     fake = await FakeUpstream().start()
     yield fake
     await fake.stop()
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> ScriptedJudge:
+    """Takes the gate's place in daemons of this test."""
+    scripted = ScriptedJudge()
+
+    def open_gate(config: Config, counters: Counters, **_keys) -> composition.Gate:
+        return composition.Gate(config, counters, scripted)
+
+    monkeypatch.setattr(composition, "open_gate", open_gate)
+    return scripted
 
 
 Serve = Callable[..., AbstractAsyncContextManager[str]]

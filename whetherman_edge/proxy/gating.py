@@ -11,7 +11,7 @@ import fnmatch
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -93,6 +93,10 @@ class Ruling(msgspec.Struct, frozen=True):
             (b"x-whetherman-engine", decision.engine.encode("ascii")),
             (b"x-whetherman-ms", b"%.3f" % self.ms),
         ]
+
+    def tool_names(self) -> frozenset[str]:
+        """Names of the offered tools."""
+        return frozenset(tool.name for tool in self.chat.tools) if self.chat is not None else frozenset()
 
     def reopened(self, reason: str) -> Ruling:
         """The same request when its original bytes go out in the end."""
@@ -253,7 +257,8 @@ class Gating:
         if chat is None or not ruling.agent:
             return
         if ruling.plan is not None and ruling.decision.label != "ACT":
-            self._record(ruling.agent, "ignored" if calls and not ruling.plan.withholds else "kept")
+            failed: Outcome = "leaked" if ruling.plan.withholds else "ignored"
+            self._record(ruling.agent, failed if calls else "kept")
         stripped = ruling.plan is not None and ruling.plan.strip
         state = ruling.session.after(ruling.decision, chat, applied=ruling.applied, stripped=stripped)
         self._sessions.keep(chat, ruling.session_id, state)
@@ -325,8 +330,9 @@ def _failure(exc: Exception) -> str:
 
 def _check(verdict: Verdict) -> None:
     """Raise ValueError for a verdict that cannot be right: not four probabilities that sum to one."""
-    total = sum(verdict.probabilities)
-    if len(verdict.probabilities) != 4 or not math.isfinite(total) or abs(total - 1.0) > 1e-3:
+    probabilities: Sequence[float] = verdict.probabilities
+    total = sum(probabilities)
+    if len(probabilities) != 4 or not math.isfinite(total) or abs(total - 1.0) > 1e-3:
         raise ValueError("expected four probabilities that sum to 1 from the gate")
-    if min(verdict.probabilities) < 0.0:
+    if min(probabilities) < 0.0:
         raise ValueError("expected probabilities of at least 0 from the gate")

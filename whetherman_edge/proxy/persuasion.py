@@ -7,13 +7,14 @@ refusal of the edited request (R13), costs one more request and no more.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Protocol
 
 from aiohttp import web
 
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating, Ruling
+from whetherman_edge.proxy.reply_watch import StreamWatch, judge_reply
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import UpstreamResponse
 
@@ -69,7 +70,7 @@ class Persuasion:
         if not plan.withholds or response.status != 200:
             return self._steered(Answer(response, ruling), body, sent)
         try:
-            held, leaked = await _hold(response)
+            held, leaked = await _hold(response, ruling.tool_names())
         except BaseException:
             response.abort()
             raise
@@ -87,27 +88,23 @@ class Persuasion:
         return answer
 
 
-async def _hold(response: UpstreamResponse) -> tuple[bytes, bool]:
+async def _hold(response: UpstreamResponse, offered: Collection[str]) -> tuple[bytes, bool]:
     """Read until it is clear whether the model calls; returns what was read, and whether it is a call."""
-    from whetherman_edge.gate import leak
-
     if response.header(b"content-encoding") is not None:
         return b"", False  # it was asked not to; nothing can be told
     if not _is_stream(response):
-        held, _ = await response.read(HELD_BYTES_MAX)
-        return held, leak.is_call(held)
-    detector = leak.StreamDetector()
+        held, complete = await response.read(HELD_BYTES_MAX)
+        return held, complete and judge_reply(held, offered) == "LEAK"
+    watch = StreamWatch(offered)
     parts: list[bytes] = []
     size = 0
     while size < HELD_BYTES_MAX:
         chunk = await response.chunk()
         parts.append(chunk)
         size += len(chunk)
-        state = detector.feed(chunk) if chunk else detector.end()
-        if state != "hold":
-            return b"".join(parts), state == "leak"
-        if not chunk:
-            break
+        state = watch.feed(chunk) if chunk else watch.close()
+        if state != "HOLD":
+            return b"".join(parts), state == "LEAK"
     return b"".join(parts), False
 
 

@@ -1,78 +1,68 @@
 """Counts the tool calls in a response while it passes by: what the model did, beside what was forecast.
 
-The bytes are only looked at. Calls are told by index and id, not by finish_reason, because servers disagree about both
-(field case S03: parallel calls all with index 0, done in a chunk of its own). Compressed bodies are not counted.
+The bytes are only looked at, and most of them not even that: text tokens hold none of the words that a call needs.
+Compressed bodies are not counted.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from whetherman_edge.dialects.openai_reply import ReplyReader
+from whetherman_edge.dialects.sse import EventReader
 
-import msgspec
-
-# A line or body beyond this is not parsed; arguments of one call are rarely above 100 KB.
-TEXT_BYTES_MAX = 1 << 20
+# A body beyond this is not parsed; arguments of one call are rarely above 100 KB.
+BODY_BYTES_MAX = 1 << 20
 
 _MARKS = (b'"tool_calls"', b'"function_call"')
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Tally:
-    """Feed it the body's chunks, then read ``calls``. ``stream``: the body is an event stream."""
+    """Feed it the body's chunks, then read ``end()``. ``stream``: the body is an event stream."""
 
-    __slots__ = ("_names", "_pending", "_size", "_stream")
+    __slots__ = ("_events", "_pending", "_reply", "_stream")
 
     def __init__(self, *, stream: bool) -> None:
         self._stream = stream
-        self._pending = b""
-        self._size = 0
-        self._names: set[tuple[object, ...]] = set()
-
-    @property
-    def calls(self) -> int:
-        """Calls seen so far."""
-        return len(self._names)
+        self._pending: bytes | None = b""
+        self._events: EventReader | None = None
+        self._reply = ReplyReader()
 
     def feed(self, chunk: bytes) -> None:
         """Look at the next bytes."""
-        self._size += len(chunk)
-        if len(self._pending) + len(chunk) > TEXT_BYTES_MAX:
-            self._pending = b""
-            return
-        pending = self._pending + chunk if self._pending else chunk
-        if not self._stream:
-            self._pending = pending
-            return
-        end = pending.rfind(b"\n") + 1
-        if not end:
-            self._pending = pending
-            return
-        lines, self._pending = pending[:end], pending[end:]
-        if any(mark in lines for mark in _MARKS):
-            for line in lines.splitlines():
-                if line.startswith(b"data:") and any(mark in line for mark in _MARKS):
-                    self._parse(line[5:].strip(), "delta")
+        if self._stream:
+            self._feed_stream(chunk)
+        elif self._pending is not None:
+            pending = self._pending + chunk if self._pending else chunk
+            self._pending = pending if len(pending) <= BODY_BYTES_MAX else None
 
     def end(self) -> int:
-        """The body is complete; returns ``calls``."""
-        if not self._stream and any(mark in self._pending for mark in _MARKS):
-            self._parse(self._pending, "message")
+        """The body is complete; returns the number of calls."""
+        if self._stream:
+            if self._events is not None:
+                self._read(self._events.close())
+        elif self._pending and _marked(self._pending):
+            self._reply.read(self._pending)
         self._pending = b""
-        return self.calls
+        return self._reply.n_calls
 
-    def _parse(self, text: bytes, key: str) -> None:
-        try:
-            choices = _decode(text).get("choices") or ()
-            for position, choice in enumerate(choices):
-                self._message(choice.get("index", position), choice.get(key) or {})
-        except (msgspec.DecodeError, AttributeError, TypeError, UnicodeDecodeError, RecursionError):
+    def _feed_stream(self, chunk: bytes) -> None:
+        """Events are split from the first mark on; until then only the unfinished line is kept."""
+        if self._events is not None:
+            self._read(self._events.feed(chunk))
             return
+        pending = self._pending + chunk if self._pending else chunk
+        if _marked(pending):
+            self._events = EventReader()
+            self._pending = b""
+            self._read(self._events.feed(pending))
+        else:
+            line = pending[pending.rfind(b"\n") + 1 :]
+            self._pending = line if len(line) <= BODY_BYTES_MAX else b""
 
-    def _message(self, choice: object, message: dict[str, Any]) -> None:
-        for position, call in enumerate(message.get("tool_calls") or ()):
-            function = call.get("function") or {}
-            if function.get("name"):  # later pieces of a streamed call carry arguments only
-                self._names.add((choice, call.get("index", position), call.get("id") or position))
-        function = message.get("function_call") or {}
-        if function.get("name"):
-            self._names.add((choice, "function_call"))
+    def _read(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            if _marked(payload):
+                self._reply.read(payload)
+
+
+def _marked(data: bytes) -> bool:
+    return any(mark in data for mark in _MARKS)
