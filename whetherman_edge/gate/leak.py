@@ -148,13 +148,19 @@ def classify(text: str, names: frozenset[str]) -> State:
     Extending a text never changes CLEAR or LEAK. Prose is CLEAR with its first word, a code block with its first line.
     """
     rest = text.lstrip()
+    thinking = _classify_thinking(rest, names) if rest.startswith("<") else None
+    return thinking or _classify_beginning(text, names)
+
+
+def _classify_beginning(text: str, names: frozenset[str]) -> State:
+    rest = text.lstrip()
     if not rest:
         return "HOLD" if len(text) <= HOLD_SPACE_CHARS_MAX else "CLEAR"
     if len(text) - len(rest) > HOLD_SPACE_CHARS_MAX:
         return "CLEAR"
     first = rest[0]
     if first == "<":
-        return _classify_thinking(rest, names) or _classify_markup(rest, names)
+        return _classify_markup(rest, names)
     if any(rest.startswith(marker) for marker in MARKERS):
         return "LEAK"
     if any(marker.startswith(rest) for marker in MARKERS):
@@ -174,7 +180,7 @@ def _classify_thinking(rest: str, names: frozenset[str]) -> State | None:
     end = rest.find(_THINK_END, 0, HOLD_REASONING_CHARS_MAX)
     if end < 0:
         return "HOLD" if len(rest) < HOLD_REASONING_CHARS_MAX else "CLEAR"
-    return classify(rest[end + len(_THINK_END) :], names)
+    return _classify_beginning(rest[end + len(_THINK_END) :], names)
 
 
 def _classify_markup(rest: str, names: frozenset[str]) -> State:
@@ -199,7 +205,7 @@ def _classify_fence(rest: str, names: frozenset[str]) -> State:
     return _classify_json(inner, names) if inner[0] in "{[" else _classify_words(inner, names)
 
 
-def _classify_words(rest: str, names: frozenset[str]) -> State:
+def _classify_words(rest: str, names: frozenset[str], *, printed: bool = False) -> State:
     """``get_weather(…)``, ``print(get_weather(…))``, ``Action: get_weather``; prose otherwise."""
     word = _WORD.match(rest)
     if word is None:
@@ -210,8 +216,8 @@ def _classify_words(rest: str, names: frozenset[str]) -> State:
         return "HOLD" if known else "CLEAR"
     if behind[0] in "({" and name in names:
         return "LEAK"
-    if name == "print" and behind[0] == "(":
-        return _classify_words(behind[1:], names) if behind[1:] else "HOLD"
+    if name == "print" and behind[0] == "(" and not printed:
+        return _classify_words(behind[1:], names, printed=True) if behind[1:] else "HOLD"
     if name in _REACT and behind[0] == ":":
         return _classify_react(behind[1:], names)
     return "CLEAR"
