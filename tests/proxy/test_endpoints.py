@@ -126,7 +126,7 @@ async def test_decide_says_what_would_be_applied(upstream, serve, judge):
         (b'{"messages": [], "tools": {"a": 1}}', 422, "body.tools", "type_error"),
         (b'{"messages": [], "tools": [1]}', 422, "body.tools.0", "type_error"),
         (b'{"messages": [], "messages": []}', 422, "body", "view_error"),
-        (b"[" * 100_000, 400, "body", "json_invalid"),
+        (b'{"messages": [], "x": ' + b"[" * 100_000, 400, "body", "json_invalid"),
     ],
 )
 async def test_decide_names_the_field_and_the_fault(upstream, serve, judge, body, status, param, kind):
