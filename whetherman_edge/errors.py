@@ -4,6 +4,7 @@
     ├── UsageError            the caller asked for something that does not exist or does not parse (exit 2, HTTP 4xx)
     │   ├── ConfigError       a configuration key, environment variable or flag is wrong
     │   ├── RequestError      a request body breaks our own API (``/v1/decide``, ``/v1/systemone``, ``route``)
+    │   │                     (dialects.system_one adds InvalidBody and Refusal: its 422s, and 4xx of other kinds)
     │   └── ProfileNotFound   no profile of that name
     ├── EnvironmentFault      the machine lacks something or a file is broken (exit 3, HTTP 5xx)
     │   ├── ArtifactError     a weights or table file is missing, truncated, corrupt or of another version
@@ -11,6 +12,7 @@
     │   ├── PortTaken         the listening address is in use
     │   └── UpstreamMissing   no model server answers
     │       └── UpstreamReset it answered no longer: the connection ended inside a request or response
+    ├── FrameError            bytes on the decision socket that are no frames (service.frames)
     └── ViewError             a chat body cannot be viewed or edited; the proxy relays it untouched
 
 Messages say what was expected, what came (elided), and the fix.
