@@ -14,12 +14,19 @@ import traceback
 
 
 class LineFormatter(logging.Formatter):
-    """``ts=… level=… logger=… event=… key=value …`` in UTC, always one line."""
+    """``ts=… level=… event=… key=value …`` in UTC, always one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second = -1
+        self._stamp = ""
 
     def format(self, record: logging.LogRecord) -> str:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._stamp = second, time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         text = record.getMessage().replace("\n", " ")
-        line = f"ts={stamp}.{int(record.msecs):03d}Z level={record.levelname.lower()} {text}"
+        line = f"ts={self._stamp}.{int(record.msecs):03d}Z level={record.levelname.lower()} {text}"
         if record.exc_info and record.exc_info[0] is not None:
             line += f" error={record.exc_info[0].__name__} at={_place(record.exc_info[2])}"
         return line
@@ -35,7 +42,15 @@ class _ForeignFilter(logging.Filter):
 
 
 def configure(level: str) -> None:
-    """Send our records, and those of aiohttp's server and asyncio, to stderr as lines."""
+    """Send our records, and those of aiohttp's server and asyncio, to stderr as lines.
+
+    Nothing in a line needs the caller, thread or process, and finding them costs more than writing the line: these are
+    the switches that the logging HOWTO names for it.
+    """
+    logging._srcfile = None  # type: ignore[attr-defined]
+    logging.logThreads = False
+    logging.logProcesses = False
+    logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     ours = logging.getLogger("whetherman_edge")
