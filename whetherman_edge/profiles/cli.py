@@ -1,0 +1,159 @@
+"""``whetherman-edge profile list|show|import|export``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from whetherman_edge.errors import UsageError
+from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile
+from whetherman_edge.profiles.store import ProfileStore, Stored, write_atomically
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def register(verbs: Verbs) -> None:
+    """Add ``profile`` and its four actions; each sets ``run``, a function of the parsed arguments."""
+    add_arguments(verbs.add_parser("profile", help="profiles: list, show, import, export"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of ``profile`` to its parser."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|import|export")
+    listing = actions.add_parser("list", help="what there is, and what each one allows")
+    listing.add_argument("--json", action="store_true", help="as one JSON array")
+    listing.set_defaults(run=run_list)
+    show = actions.add_parser("show", help="what a profile says")
+    show.add_argument("name")
+    show.add_argument("--json", action="store_true", help="the file as it is")
+    show.set_defaults(run=run_show)
+    importing = actions.add_parser("import", help="check a profile file and keep it")
+    importing.add_argument("file", metavar="FILE", help="the file; - for standard input")
+    importing.add_argument("--name", help="name to keep it under (default: the file's)")
+    importing.add_argument("--force", action="store_true", help="replace a profile of that name")
+    importing.set_defaults(run=run_import)
+    exporting = actions.add_parser("export", help="write a profile's file somewhere else")
+    exporting.add_argument("name")
+    exporting.add_argument("file", nargs="?", default="-", metavar="FILE", help="where to (default: standard output)")
+    exporting.add_argument("--force", action="store_true", help="replace an existing file")
+    exporting.set_defaults(run=run_export)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action that was parsed."""
+    return int(args.run(args))
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """One line a profile; exit 0 also when some are broken, which the line says."""
+    store = ProfileStore()
+    stored = store.list()
+    if args.json:
+        sys.stdout.write(msgspec.json.encode([_row(entry) for entry in stored]).decode() + "\n")
+        return 0
+    rows = [("NAME", "STATE", "AGENT", "ENGINE", "DECIDES", "CREATED")]
+    for entry in stored:
+        row = _row(entry)
+        rows.append((row["name"], row["state"], row["agent"], row["engine"], row["decides"], row["created"]))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for line in rows:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+    for entry in stored:
+        if entry.fault:
+            sys.stderr.write(f"{entry.path}: {entry.fault}\n")
+    sys.stdout.write(f"directory: {store.writable_dir}\n")
+    return 0
+
+
+def run_show(args: argparse.Namespace) -> int:
+    """The file, or a summary of it."""
+    store = ProfileStore()
+    if args.json:
+        sys.stdout.write(store.read(args.name).decode("utf-8", "replace"))
+        return 0
+    profile = store.load(args.name)
+    for key, value in _summary(args.name, store.find(args.name), profile):
+        sys.stdout.write(f"{key:<14}{value}\n")
+    return 0
+
+
+def run_import(args: argparse.Namespace) -> int:
+    """Validate, copy, print where it is now."""
+    if args.file == "-":
+        if not args.name:
+            raise UsageError("profile import -: expected --name NAME, as standard input has no file name")
+        data = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+    else:
+        source = Path(args.file)
+        try:
+            with source.open("rb") as file:
+                data = file.read(FILE_BYTES_MAX + 1)
+        except OSError as exc:
+            raise UsageError(f"profile import: {source} cannot be read: {exc.strerror}; check the path") from exc
+    path = ProfileStore().save(args.name or Path(args.file).stem, data, overwrite=args.force)
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write the file's bytes as they are."""
+    data = ProfileStore().read(args.name)
+    if args.file == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return 0
+    path = Path(args.file)
+    if path.exists() and not args.force:
+        raise UsageError(f"profile export: {path} exists already; choose another file, or use --force")
+    write_atomically(path, data)
+    sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def _row(entry: Stored) -> dict[str, Any]:
+    profile = entry.profile
+    row: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "sha256": entry.sha256, "fault": entry.fault}
+    if profile is None:
+        return row | {"state": "broken", "agent": "-", "engine": "-", "decides": "-", "created": "-"}
+    state = "unusable" if entry.fault else "calibrated" if profile.calibrated else "not calibrated"
+    return row | {
+        "state": state,
+        "agent": f"{profile.agent.kind}:{profile.agent.model}",
+        "engine": f"{profile.engine.name}:{profile.engine.sha256[:12]}",
+        "decides": ",".join(name for name, tau in _taus(profile) if tau is not None) or "nothing",
+        "created": profile.created[:10],
+    }
+
+
+def _taus(profile: Profile) -> tuple[tuple[str, float | None], ...]:
+    tau = profile.tau
+    return (("ANSWER", tau.answer), ("ASK", tau.ask), ("DECLINE", tau.decline))
+
+
+def _summary(name: str, path: Path, profile: Profile) -> list[tuple[str, str]]:
+    agent, risk, steering = profile.agent, profile.risk, profile.intervention
+    decides = [f"{label} from {tau:g}" for label, tau in _taus(profile) if tau is not None]
+    proven = "nothing: the daemon stays in shadow with this profile"
+    if risk is not None:
+        proven = (
+            f"at most {risk.alpha:.1%} false skips, with probability {1 - risk.delta:.1%} "
+            f"({risk.n_false_skips} of {risk.n_withheld} withheld, {risk.n_measured} measured)"
+        )
+    return [
+        ("name", name),
+        ("file", str(path)),
+        ("agent", f"{agent.model} on {agent.kind}" + (f", {agent.quantisation}" if agent.quantisation else "")),
+        ("engine", f"{profile.engine.name} {profile.engine.sha256}"),
+        ("decides", ", ".join(decides) or "nothing"),
+        ("proven", proven),
+        ("intervention", steering.mode + (f", wording {steering.wording}" if steering.wording else "")),
+        ("interactive", "yes" if profile.interactive else "no: ASK is never decided"),
+        ("layer", f"{len(profile.layer.features)} features, temperature {profile.layer.temperature:g}"),
+        ("payoff", ", ".join(f"{key} {value:g}" for key, value in profile.payoff.items()) or "-"),
+        ("created", f"{profile.created} by Whetherman Edge {profile.version}"),
+    ]
