@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -32,7 +33,7 @@ def chat(messages: tuple[Message, ...] = DIALOGUE, tools: tuple[Tool, ...] = (WE
 
 
 def text_of(pieces: object) -> str:
-    return "".join(piece.text for piece in pieces)  # type: ignore[attr-defined]
+    return "".join(piece.text for piece in pieces)  # type: ignore[attr-defined, misc]
 
 
 def bytes_of(piece: Piece) -> list[int]:
@@ -156,6 +157,6 @@ def test_kept_turns_bounds_what_stays_and_moves_rarely() -> None:
     cuts = [tuple(kept_turns(lengths[:n], 1000)) for n in range(3, 400)]
     for kept in cuts:
         assert sum(lengths[i] for i in kept) <= 1000 + 500
-    gaps = [next((b for a, b in zip(kept, kept[1:], strict=False) if b != a + 1), 0) for kept in cuts]
-    moves = sum(a != b for a, b in zip(gaps, gaps[1:], strict=False))
+    gaps = [next((b for a, b in itertools.pairwise(kept) if b != a + 1), 0) for kept in cuts]
+    moves = sum(a != b for a, b in itertools.pairwise(gaps))
     assert moves <= 40 * 400 // 500 + 1  # once every half budget, not once a turn

@@ -146,7 +146,7 @@ def _functiongemma(chat: ChatView, tools: Sequence[Tool]) -> Prompt:
     closing = (_END, Piece("\n")) if first else ()
     answering = bool(chat.messages) and chat.messages[-1].role == "tool"
     cue = closing if answering else (*closing, _TURN, Piece("model\n"))
-    return Prompt(tuple(block), tuple(turns), cue or (Piece("\n"),), tuple(t.name for t in tools))
+    return Prompt(tuple(block), tuple(turns), cue, tuple(t.name for t in tools))
 
 
 def _quoted(text: str) -> tuple[Piece, ...]:
