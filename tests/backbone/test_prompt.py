@@ -33,7 +33,7 @@ def chat(messages: tuple[Message, ...] = DIALOGUE, tools: tuple[Tool, ...] = (WE
 
 
 def text_of(pieces: object) -> str:
-    return "".join(piece.text for piece in pieces)  # type: ignore[attr-defined, misc]
+    return "".join(piece.text for piece in pieces)  # type: ignore[attr-defined]
 
 
 def bytes_of(piece: Piece) -> list[int]:
