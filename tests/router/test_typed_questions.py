@@ -48,7 +48,8 @@ def test_a_choice_is_the_routers_answer(judge: TypedJudge) -> None:
 
 
 def test_options_can_be_embedded_in_portions(judge: TypedJudge) -> None:
-    parsed = s1.parse(json.dumps({"state": "x", "questions": {"q": choice("alpha", "beta", "gamma")}}).encode())
+    names = [f"option {i}" for i in range(20)]
+    parsed = s1.parse(json.dumps({"state": "x", "questions": {"q": choice(*names)}}).encode())
     question = parsed.questions["q"]
     assert len(list(judge.portions(question))) == 3
     judge.judge(parsed.state, question)

@@ -266,6 +266,8 @@ def _report(figures: dict[str, Any]) -> None:
     columns = ("p50 us", "p99 us", "daemon CPU us", f"requests/s, {CONNECTIONS} clients")
     sys.stdout.write(" " * 22 + "".join(f"{name:>{len(name) + 4}}" for name in columns) + "\n")
     for name, row in figures["rows"].items():
+        if row["errors"]:
+            sys.stdout.write(f"{name}: {row['errors']} of the answers were errors, its figures mean nothing\n")
         values = (row["us_p50"], row["us_p99"], row.get("daemon_cpu_us", ""), row.get("requests_per_s", ""))
         cells = (f"{value:>{len(column) + 4}}" for value, column in zip(values, columns, strict=True))
         sys.stdout.write(f"{name:<22}{''.join(cells)}\n")

@@ -89,9 +89,10 @@ class Scorer:
             self._slate_tools -= self._slates.popitem(last=False)[1].n_tools
         return slate
 
-    def prepare(self, tool: Tool | ToolCard) -> None:
-        """Embed one tool ahead of ``slate``, for a caller that must not be held for hundreds of new ones at once."""
-        self._prototype(tool)
+    def prepare(self, tools: Sequence[Tool | ToolCard]) -> None:
+        """Embed some tools ahead of ``slate``, for a caller that must not be held for hundreds of new ones at once."""
+        for tool in tools:
+            self._prototype(tool)
 
     def score(self, query: str, slate: Slate) -> Scores:
         """Scores of ``query`` for each tool of ``slate``."""
