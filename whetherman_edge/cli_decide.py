@@ -55,18 +55,22 @@ def register(verbs: Verbs) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     from whetherman_edge import composition
     from whetherman_edge.ledger.counters import Counters
+    from whetherman_edge.proxy.decide import described
 
     flags = {key: value for key in ("engine", "profile", "mode", "upstream_kind") if (value := getattr(parsed, key))}
     config = load_config(flags, path=parsed.config).config
     gate = composition.open_gate(config, Counters(), deadline=False)
-    if gate.engine is None:
+    if gate.fault:
         raise EnvironmentFault(gate.fault)
-    if config.profile:
-        gate.check_profile(config.profile)
+    gate.check_profiles(config)
     with _input(parsed.file) as source, _output(parsed.out) as sink, asyncio.Runner() as runner:
         if parsed.jsonl:
             return _lines(gate, runner, source, sink)
-        sink.write(_encode(runner.run(_decide(gate, source.read()))) + b"\n")
+        try:
+            record = runner.run(_decide(gate, source.read()))
+        except RequestError as exc:
+            raise RequestError(described(exc), exc.loc, exc.kind) from exc
+        sink.write(_encode(record) + b"\n")
     return 0
 
 

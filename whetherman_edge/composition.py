@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Mapping
@@ -11,12 +10,13 @@ from whetherman_edge.config import Config
 from whetherman_edge.dialects import openai_chat
 from whetherman_edge.dialects.chat import ChatView, Message, Tool
 from whetherman_edge.dialects.tool_cache import ToolCache
-from whetherman_edge.engine import StaticEngine
-from whetherman_edge.errors import ArtifactError, ProfileNotFound
+from whetherman_edge.engine import Router, StaticEngine
+from whetherman_edge.errors import ArtifactError, ProfileError, ProfileNotFound
 from whetherman_edge.gate.policy import PolicySettings
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.profiles.schema import Profile, Tau, check_engine, check_features
+from whetherman_edge.profiles.store import Check, ProfileStore
 from whetherman_edge.proxy.gating import Gating, Judge
 from whetherman_edge.proxy.learned import Learned
 from whetherman_edge.proxy.sessions import Sessions
@@ -40,7 +40,7 @@ class MissingEngine:
 
 
 class Gate:
-    """The composed gate. ``engine`` is None when it could not be opened; ``fault`` then says why.
+    """The composed gate. ``engine`` and ``router`` are None when they could not be opened; ``fault`` then says why.
 
     ``judge``: what gives the verdicts, the engine or a stand-in for it. ``deadline`` False: no time limit (offline).
     """
@@ -50,16 +50,19 @@ class Gate:
         config: Config,
         counters: Counters,
         judge: Judge,
+        *,
+        router: Router | None = None,
         engine: StaticEngine | None = None,
         fault: str = "",
-        *,
         deadline: bool = True,
     ) -> None:
+        self.judge = judge
+        self.router = router
         self.engine = engine
         self.fault = fault
         self.learned = Learned("unknown" if config.upstream_kind == "auto" else config.upstream_kind)
         self._tools = ToolCache()
-        self._profiles = Profiles()
+        self._profiles = ProfileStore(check=_fits(engine) if engine is not None else None)
         settings = PolicySettings(
             fused_names=engine.fused_names if engine is not None else (),
             default_tau=engine.default_tau if engine is not None else Tau(),
@@ -83,14 +86,22 @@ class Gate:
         return openai_chat.view(body, self._tools)
 
     async def verdict_on(self, body: bytes) -> Verdict:
-        """The static verdict on a chat body. Raises ViewError; ArtifactError without an engine."""
-        if self.engine is None:
-            raise ArtifactError(self.fault)
-        return await self.engine.judge(self.view(body), math.inf)
+        """The verdict on a chat body. Raises ViewError; ArtifactError without an engine."""
+        return await self.judge.judge(self.view(body), math.inf)
 
-    def check_profile(self, name: str) -> None:
-        """Raise ProfileNotFound or ProfileError unless this profile can be used with the engine that is loaded."""
-        self._profiles.load(name)
+    def check_profiles(self, config: Config) -> None:
+        """Look at the configured profiles before the first request does.
+
+        Raises ProfileNotFound or ProfileError for ``profile``; those of ``[agents]`` get a warning each, because one
+        agent's broken file must not keep the others from being served.
+        """
+        if config.profile:
+            self._profiles.load(config.profile)
+        for name in sorted(set(config.agents.values())):
+            try:
+                self._profiles.load(name)
+            except (ProfileNotFound, ProfileError) as exc:
+                log.warning("event=profile_unusable name=%s detail=%r", name, str(exc))
 
     async def warm_up(self) -> None:
         """Judge once, so that the first request pays for no lazy import and no cold table."""
@@ -99,27 +110,30 @@ class Gate:
         tool = Tool(name="search_web", description="Search the web.", parameters=(), key=b"\0" * 16)
         user = Message(role="user", text="What is the capital of France? Please look it up.")
         chat = ChatView(dialect="openai_chat", model="", messages=(user,), tools=(tool,), toolset_key=b"\0" * 16)
-        with contextlib.suppress(ArtifactError):
-            await self.engine.judge(chat, math.inf)
+        await self.engine.judge(chat, math.inf)
 
 
 def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> Gate:
     """Open the engine and compose the gate; without a usable engine the gate lets everything pass, and says so."""
     if config.force is not None:
         log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", config.force)
+    router: Router | None = None
     try:
+        router = Router()
         if config.engine == "gemma":
             raise ArtifactError("engine: expected the gemma backbone, this build has none; use --engine static or auto")
-        engine = StaticEngine.open()
+        engine = StaticEngine(router)
     except ArtifactError as exc:
         log.error("event=gate_missing detail=%r", str(exc))
-        return Gate(config, counters, MissingEngine(str(exc)), None, str(exc), deadline=deadline)
-    return Gate(config, counters, engine, engine, deadline=deadline)
+        return Gate(config, counters, MissingEngine(str(exc)), router=router, fault=str(exc), deadline=deadline)
+    return Gate(config, counters, engine, router=router, engine=engine, deadline=deadline)
 
 
-class Profiles:
-    """Profiles by name."""
+def _fits(engine: StaticEngine) -> Check:
+    """Checks that a profile was fitted on the artifact that is loaded."""
 
-    def load(self, name: str) -> Profile:
-        """Raises ProfileNotFound."""
-        raise ProfileNotFound(f"no profile {name!r}")
+    def check(profile: Profile, name: str) -> None:
+        check_engine(profile, name, "static", engine.sha256)
+        check_features(profile, name, engine.fused_names)
+
+    return check

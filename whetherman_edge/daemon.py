@@ -87,6 +87,7 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
             decision_listener = bind_unix(config.decision_socket.removeprefix("unix:"))
         counters = Counters()
         gate = composition.open_gate(config, counters)
+        gate.check_profiles(config)
         async with contextlib.AsyncExitStack() as stack:
             target = await _target(config, gate, stack)
             upstream = Upstream(
@@ -161,9 +162,9 @@ async def _decision_socket(listener: socket.socket | None, gate: Gate, stack: co
         return
 
     async def route(query: str, options: Mapping[str, Any]) -> Choice:
-        if gate.engine is None:
+        if gate.router is None:
             raise UsageError(gate.fault)
-        return await gate.engine.route(query, options)
+        return await gate.router.route(query, options)
 
     async def decide_one(body: bytes, profile: str) -> decide.Record:
         return await decide.decide(gate.gating, {"x-whetherman-profile": profile} if profile else {}, body)
@@ -183,7 +184,7 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> 
         api_key=config.api_key,
         upstream_api_key=config.upstream_api_key,
     )
-    typed = TypedJudge(gate.engine.scorer) if gate.engine is not None else None
+    typed = TypedJudge(gate.router.scorer) if gate.router is not None else None
     systemone = SystemOne(typed, counters, gate=gate.verdict_on if gate.engine is not None else None, fault=gate.fault)
     serve_systemone = (
         UpstreamFirst(systemone, exchange).handle if config.prefer_upstream_systemone else systemone.handle

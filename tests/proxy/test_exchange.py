@@ -593,6 +593,22 @@ async def test_s05_client_gone_while_a_reply_is_held(upstream, serve, judge):
             await seen.closed.wait()
 
 
+async def test_o15_no_verdict_is_taken_from_another_request(upstream, serve, judge):
+    other = {"type": "function", "function": {"name": "other", "description": "Other."}}
+    system = {"role": "system", "content": "s"}
+    chats = [
+        CHAT,
+        {**CHAT, "tools": [other]},
+        {**CHAT, "messages": [system, *CHAT["messages"]]},
+        {**CHAT, "model": "n"},
+    ]
+    async with serve() as url:
+        for chat in chats:
+            await post(url, chat)
+    assert len(judge.views) == 4
+    assert len({(v.model, v.toolset_key, v.messages) for v in judge.views}) == 4
+
+
 # --- sizes ----------------------------------------------------------------------------------------------------------
 
 

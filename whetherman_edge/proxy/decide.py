@@ -126,13 +126,21 @@ def record_of(ruling: Ruling, identity: Any = None) -> Record:
     )
 
 
+def described(exc: RequestError) -> str:
+    """An error in one line: which field, and what is wrong with it."""
+    return f"{_field(exc)}: {exc}"
+
+
+def _field(exc: RequestError) -> str:
+    return ".".join(str(step) for step in exc.loc)
+
+
 def error_value(exc: RequestError) -> dict[str, Any]:
     """An error as JSON: OpenAI's shape, and where and what in FastAPI's."""
-    field = ".".join(str(step) for step in exc.loc)
     error = {
-        "message": f"{field}: {exc}",
+        "message": described(exc),
         "type": "invalid_request_error",
-        "param": field,
+        "param": _field(exc),
         "code": exc.kind,
         "src": "whetherman-edge",
     }

@@ -47,7 +47,7 @@ def configure(level: str) -> None:
     Nothing in a line needs the caller, thread or process, and finding them costs more than writing the line: these are
     the switches that the logging HOWTO names for it.
     """
-    logging._srcfile = None  # type: ignore[attr-defined]
+    logging._srcfile = None
     logging.logThreads = False
     logging.logProcesses = False
     logging.logMultiprocessing = False
