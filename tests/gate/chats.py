@@ -34,7 +34,8 @@ def says(text: str) -> dict[str, Any]:
 
 def calls(name: str, arguments: Any = None, call_id: str = "c1") -> dict[str, Any]:
     function = {"name": name, "arguments": json.dumps(arguments or {})}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "function": function}]}
+    call = {"id": call_id, "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def result(text: str, call_id: str = "c1") -> dict[str, Any]:

@@ -104,6 +104,24 @@ def test_D09_an_exact_tool_name_forbids_decline_and_pins_the_tool() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "demanded"),
+    [
+        ("run workflow_run_dispatch_round for job 7", True),
+        ("Please use k8s.get_pods.", True),
+        ("ok, can you call get_weather for Oslo?", True),
+        ("what does get_weather do?", False),
+        ("don't use get_weather", False),
+        ("you used get_weather before", False),
+    ],
+)
+def test_a_tool_demanded_by_name_is_never_answer(text: str, demanded: bool) -> None:
+    tools = [WEATHER, tool("workflow_run_dispatch_round"), tool("k8s.get_pods")]
+    assert guards.action_wanted(chat_of(user(text), tools=tools)) is demanded
+    done = [calls(name) for name in ("workflow_run_dispatch_round", "k8s.get_pods", "get_weather")]
+    assert not guards.action_wanted(chat_of(user(text), *done, result("ok"), tools=tools))
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("search for shoes", False),

@@ -340,6 +340,17 @@ def test_prune_keeps_original_objects_in_order() -> None:
     assert plan_prune(chat, dict.fromkeys(probabilities, 1.0), InterventionSettings()) is None  # C10: nothing to trim
 
 
+def test_C08_the_order_of_the_list_does_not_matter() -> None:
+    tools = [tool(f"t{i}") for i in range(12)]
+    kept = set()
+    for shuffled in (tools, tools[::-1], tools[5:] + tools[:5]):
+        chat = view(body_of(user("x"), tools=shuffled), ToolCache())
+        pruned = plan_prune(chat, {"t3": 0.9}, InterventionSettings(prune_keep_min=4))
+        assert pruned is not None
+        kept.add(frozenset(t.name for t in chat.tools if t.key not in pruned.drop_tools))
+    assert len(kept) == 1
+
+
 def test_D09_a_named_tool_survives_a_prune() -> None:
     tools = [tool(f"tool_{i}") for i in range(60)]
     chat = view(body_of(user("run tool_42 for job 7"), tools=tools), ToolCache())

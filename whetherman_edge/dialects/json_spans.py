@@ -19,6 +19,8 @@ _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _key = re.compile(_WS + rb"(" + _STRING + rb")" + _WS + rb":" + _WS, re.DOTALL)
 _gap = re.compile(_WS + rb"([,\]}])")
 _space = re.compile(_WS)
+# A body spelled with spaces shows one within its first key.
+_FIRST_KEY_BYTES = 64
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_str = msgspec.json.Decoder(str).decode
@@ -96,13 +98,18 @@ def walk_members(body: bytes, span: Span, raw_values: dict[str, msgspec.Raw]) ->
 def refuse_repeated_keys(body: bytes, raw_values: dict[str, msgspec.Raw]) -> None:
     """Raises ViewError when a key comes twice in the object that is the whole body.
 
-    A body without white space is settled by counting: its members and the least possible punctuation fill it exactly.
+    The two usual spellings, no white space or one space behind each colon and comma, are settled by counting: the
+    members and their punctuation fill the body exactly. Anything else is walked.
     """
-    n_bytes = 1 + 4 * len(raw_values)  # braces, and for each member two quotes, a colon and a comma, the last one's not
+    n_members = len(raw_values)
+    n_bytes = 1 + 4 * n_members  # braces, and for each member two quotes, a colon and a comma, the last one's not
     for key, raw in raw_values.items():
         n_bytes += len(key) + memoryview(raw).nbytes
-    if n_bytes != len(body):
-        walk_members(body, whole(body), raw_values)
+    if n_bytes == len(body):
+        return
+    if n_bytes + 2 * n_members - 1 == len(body) and body.count(b'": ', 0, _FIRST_KEY_BYTES) > 0:
+        return
+    walk_members(body, whole(body), raw_values)
 
 
 def elements(body: bytes, span: Span) -> list[Span]:

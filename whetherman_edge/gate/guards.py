@@ -17,7 +17,7 @@ from whetherman_edge.gate.tool_effect import effect, is_write_verb, name_tokens,
 _HEAD_CHARS = 600
 _TAIL_CHARS = 300
 
-_CLAUSE_END = re.compile(r"[.!?;\n]+|,\s+(?=(?:and|then|but|please|also)\b)|\s+(?:and then|then)\s+")
+_CLAUSE_END = re.compile(r"\.+(?=\s|$)|[!?;\n]+|,\s+(?=(?:and|then|but|please|also)\b)|\s+(?:and then|then)\s+")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'\u2019]*")
 # What may stand before the verb of a request. "why do you …", "how would I …" do not match, so questions about an
 # action are no action (D07); neither does a negation (D12).
@@ -45,6 +45,7 @@ _FAILURE = re.compile(
     r"error|denied|fail|not found|unauthori|forbidden|\bno\b.{0,20}(?:match|found|result)|\[\]|null", re.IGNORECASE
 )
 _RESULT_CHARS = 400
+_DEMAND = re.compile(r"(?:use|call|run|invoke|execute|trigger|try|fire)\b", re.IGNORECASE)
 _NAME_LEADS = re.compile(r"[^\W_]")
 # A tool name that is also an English word proves nothing when it stands in a sentence ("search", "weather", "Read").
 _NAME_SHAPE = re.compile(r"[_\-.:/0-9]|[a-z][A-Z]")
@@ -53,19 +54,22 @@ _NAME_SHAPE = re.compile(r"[_\-.:/0-9]|[a-z][A-Z]")
 def action_wanted(chat: ChatView) -> bool:
     """True when the user's last turn asks for a side effect that an offered tool has, and none was called since.
 
-    Vetoes ANSWER. Evidence: an imperative write verb that stands in the tool's name, or one of the tool's kind
-    (``WRITE_GROUPS``) with a shared object word, or a short approval of an assistant turn that proposed such a thing.
+    Vetoes ANSWER. Evidence: a demand to use a tool by its exact name, an imperative write verb that stands in the
+    tool's name, one of the tool's kind (``WRITE_GROUPS``) with a shared object word, or a short approval of an
+    assistant turn that proposed such a thing.
     On later steps only the verb in the name counts, and only while the last result reports no failure: on the authored
     training dialogues the rest no longer tells a pending action from one that cannot be done.
     """
     index = chat.last_user_index
     if index < 0:
         return False
-    writers = [tool for tool in chat.tools if effect(tool) == "write"]
+    text = _clipped(chat.messages[index].text)
     called = {call.name for message in chat.messages[index:] for call in message.calls}
+    if any(tool.name not in called for tool in _demanded(chat, text)):
+        return True
+    writers = [tool for tool in chat.tools if effect(tool) == "write"]
     if not writers or any(tool.name in called for tool in writers):
         return False
-    text = _clipped(chat.messages[index].text)
     requests = list(_imperatives(text))
     if not requests and _approves(chat, index):
         requests = list(_proposed(_clipped(chat.messages[index - 1].text)))
@@ -138,6 +142,16 @@ def lookup_first(chat: ChatView) -> bool:
                 if _needs_only_text(reader):
                     return True
     return False
+
+
+def _demanded(chat: ChatView, text: str) -> list[Tool]:
+    """Tools that the user tells the agent to use, by name: "call get_weather for Oslo"."""
+    named = [tool for tool in chat.tools if tool.name in text]
+    if not named:
+        return []
+    clauses = [clause[lead.end() :] for clause in _CLAUSE_END.split(text) if (lead := _LEAD.match(clause))]
+    demands = [clause for clause in clauses if _DEMAND.match(clause)]
+    return [tool for tool in named if any(_names(clause, tool.name) for clause in demands)]
 
 
 def _approves(chat: ChatView, index: int) -> bool:

@@ -120,10 +120,10 @@ def plan_prune(
     """Leave out tools that are not worth their prompt, for an ACT under ``mode = prune``; None when all stay.
 
     probabilities: of each offered tool, by name. Kept: every tool at the threshold or above it (C09), the best
-    ``prune_keep_min``, those pinned by glob or named in the dialogue (D09), and those already called. A changed list
-    costs a local cache its prefix: hence opt-in.
+    ``prune_keep_min`` (ties go by name, so that the order of the list does not matter, C08), those pinned by glob or
+    named in the dialogue (D09), and those already called. A changed list costs a local cache its prefix: hence opt-in.
     """
-    ranked = sorted(chat.tools, key=lambda tool: -probabilities.get(tool.name, 0.0))
+    ranked = sorted(chat.tools, key=lambda tool: (-probabilities.get(tool.name, 0.0), tool.name))
     kept = {tool.name for tool in ranked[: settings.prune_keep_min]}
     kept |= {name for name, probability in probabilities.items() if probability >= settings.prune_threshold}
     kept |= {call.name for message in chat.messages for call in message.calls} | tool_named(chat)
