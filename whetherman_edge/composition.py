@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 class MissingEngine:
     """The judge of an installation whose artifacts are missing or broken: every request passes as ``model_missing``."""
 
+    fused_names: tuple[str, ...] = ()
+    default_tau = Tau()
+
     def __init__(self, fault: str) -> None:
         self._fault = fault
 
@@ -64,8 +67,8 @@ class Gate:
         self._tools = ToolCache()
         self._profiles = ProfileStore(check=_fits(engine) if engine is not None else None)
         settings = PolicySettings(
-            fused_names=engine.fused_names if engine is not None else (),
-            default_tau=engine.default_tau if engine is not None else Tau(),
+            fused_names=judge.fused_names,
+            default_tau=judge.default_tau,
             force=config.force,
             loop_guard=config.loop_guard,
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
 from whetherman_edge.gate.verdict import LABELS, Label, Verdict
+from whetherman_edge.profiles.schema import Tau
 
 
 def verdict(label: Label = "ACT", p: float = 0.97, engine: str = "static") -> Verdict:
@@ -26,6 +27,8 @@ class ScriptedJudge:
         self.cancelled = asyncio.Event()
         self.entered = asyncio.Event()
         self.probabilities: Mapping[str, float] = {}
+        self.fused_names: tuple[str, ...] = ()
+        self.default_tau = Tau()
 
     async def judge(self, chat: ChatView, deadline_s: float) -> Verdict:
         self.views.append(chat)

@@ -29,7 +29,7 @@ from whetherman_edge.gate.policy import PolicySettings, SessionState
 from whetherman_edge.gate.verdict import Decision, Mode, Verdict
 from whetherman_edge.gate.wordings import DEFAULT_WORDING
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.profiles.schema import Profile
+from whetherman_edge.profiles.schema import Profile, Tau
 from whetherman_edge.proxy.breaker import Breaker
 from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.learned import Learned
@@ -42,7 +42,10 @@ _MODES = frozenset({"off", "shadow", "enforce"})
 
 
 class Judge(Protocol):
-    """What gives a verdict."""
+    """What gives a verdict. ``fused_names`` and ``default_tau``: see ``gate.policy.PolicySettings``."""
+
+    fused_names: tuple[str, ...]
+    default_tau: Tau
 
     async def judge(self, chat: ChatView, deadline_s: float, /) -> Verdict:
         """The verdict on one request. ``deadline_s``: time.monotonic() at which nobody waits any more.
