@@ -97,6 +97,37 @@ def test_a_forced_verdict_on_a_plain_question_is_not_vetoed(label: Label) -> Non
         assert (decision.label, decision.verdict, decision.reason) == (label, label, "forced")
 
 
+@pytest.mark.parametrize(
+    ("label", "turns", "tools"),
+    [
+        ("ANSWER", [user("hi")], [tool("web_search", "Search the web.", query="string")]),  # D01
+        ("ANSWER", [user("Hello there"), calls("greet"), result("Hello! I can…")], [tool("greet"), WEATHER]),  # D02
+        (
+            "ANSWER",
+            [says("I suggest deleting branch old-fix."), user("why do you suggest deleting old-fix?")],
+            [tool("shell", "Run a command.", required=("command",))],
+        ),  # D07
+        (
+            "DECLINE",
+            [user("turn off the living room lights")],
+            [tool("terminal", "Run a command."), tool("read_file", "Read a file.")],
+        ),  # D08
+        ("ANSWER", [user("how's the weather in your head today?")], [WEATHER]),  # D12 a
+        ("ANSWER", [user("don't check the weather, just say hi")], [WEATHER]),  # D12 b
+    ],
+    ids=["D01", "D02", "D07", "D08", "D12a", "D12b"],
+)
+def test_no_guard_stands_in_the_way_of(label: Label, turns: list[Any], tools: list[Any]) -> None:
+    assert forced(label, chat_of(*turns, tools=tools)).label == label
+
+
+def test_D09_and_D11_end_as_act_whatever_the_verdict() -> None:
+    named = chat_of(user("run workflow_run_dispatch_round for job 7"), tools=[tool("workflow_run_dispatch_round")])
+    assert {forced(label, named).label for label in ("ANSWER", "DECLINE")} == {"ACT"}
+    tunnels = chat_of(user("delete the old tunnel"), tools=[tool("list_tunnels"), tool("delete_tunnel")])
+    assert {forced(label, tunnels).label for label in ("ANSWER", "ASK")} == {"ACT"}
+
+
 def test_forced_act_is_act() -> None:
     assert (forced("ACT").label, forced("ACT").reason) == ("ACT", "forced")
 
