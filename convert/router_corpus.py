@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -76,7 +77,7 @@ def properties(schema: object) -> list[str]:
 
 
 def authored(tools_path: Path, queries_path: Path, source: str) -> list[Pool]:
-    """Authored tools by domain. Single-tool domains share one pool each with nobody: negatives come from other pools."""
+    """Authored tools by domain; the wrong tools of a one-tool domain come from other pools."""
     tools = json.loads(tools_path.read_text())
     by_domain: dict[str, Pool] = {}
     place: dict[str, tuple[str, int]] = {}
@@ -103,7 +104,7 @@ def gate_calls(path: Path) -> list[Pool]:
         key = hashlib.sha256(json.dumps(offered, sort_keys=True).encode()).hexdigest()
         names = [t["name"] for t in offered]
         messages = row["request"]["messages"]
-        for before, message in zip(messages, messages[1:], strict=False):
+        for before, message in itertools.pairwise(messages):
             calls = [c["function"]["name"] for c in message.get("tool_calls") or []]
             text = before.get("content")
             if before.get("role") != "user" or not calls or not isinstance(text, str) or not set(calls) <= set(names):
@@ -157,7 +158,7 @@ def toolselect(folder: Path) -> list[Pool]:
     index: dict[tuple[str, str], int] = {}
     for row in csv.DictReader((folder / "train.csv").open()):
         parts = re.match(
-            r'User: (.*?)\n###\nTool Choices: (.*?)\n###\nThought:.*CALLTOOL\["(.*?)"\]', row["text"], re.S
+            r'User: (.*?)\n###\nTool Choices: (.*?)\n###\nThought:.*CALLTOOL\["(.*?)"\]', row["text"], re.DOTALL
         )
         if not parts:
             continue

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 FUNCTION_WORDS = frozenset(
-    """a about after again all also am an and any anything are as at be because been before being between both but by
-    can could d did do does doing don down each either else even ever every few for from further get gets getting give
-    go going gonna got had has have having he hello her here hers hey hi him his how i if im in into is it its itself
-    just kindly let lets like ll m make many may maybe me might mine more most much must my myself need needs no nor not
-    now of off ok okay on once one ones only or other our ours out over own please pls put re s same see shall she should
-    show so some something still such t tell than thank thanks that the their them then there these they thing things
-    this those through to too under until up us use used user users using ve very via want wants was we were what when
-    where which while who whom whose why will with within without would you your yours""".split()
+    """
+    a about after again all also am an and any anything are as at be because been before being between both but
+    by can could d did do does doing don down each either else even ever every few for from further get gets
+    getting give go going gonna got had has have having he hello her here hers hey hi him his how i if im in
+    into is it its itself just kindly let lets like ll m make many may maybe me might mine more most much must
+    my myself need needs no nor not now of off ok okay on once one ones only or other our ours out over own
+    please pls put re s same see shall she should show so some something still such t tell than thank thanks
+    that the their them then there these they thing things this those through to too under until up us use used
+    user users using ve very via want wants was we were what when where which while who whom whose why will with
+    within without would you your yours
+    """.split()
 )
 
 _RULES = (

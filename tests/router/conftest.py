@@ -13,13 +13,12 @@ from whetherman_edge.router.artifact import write_artifact
 from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import DEFAULT_PATH, SPECIALS, RouterTable
 
-
 CONFIG = {
     "mix": [7.0, 3.0, 2.0, 0.0],
     "lexical": [[0.5, 0.5, 0.0], [0.5, 0.25, 0.0], [0.0, 0.0, 1.0]],
     "name_share": 1.0,
     "has_parameters_bias": 0.0,
-    "calibration": [1.7, 0.0],
+    "calibration": [1.7, 0.0, 1.0],
 }
 
 

@@ -2,9 +2,9 @@
 
     8 bytes little-endian header length | JSON header | data section
 
-The header's ``__metadata__`` carries ``format``, ``version`` and ``sha256`` of the data section. The file is hashed with
-plain reads (page cache, not resident memory) and then mapped, so that processes share its pages and an untouched row of
-the table costs nothing. Every way a file can be wrong ends in ArtifactError.
+The header's ``__metadata__`` carries ``format``, ``version`` and ``sha256`` of the data section. The file is hashed
+with plain reads (page cache, not resident memory) and then mapped, so that processes share its pages and an untouched
+row of the table costs nothing. Every way a file can be wrong ends in ArtifactError.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def cards_of(options: Mapping[str, str | Mapping[str, Any] | None], loc: tuple[s
     """Checked cards of an options object, in its order.
 
     An option is a description, null, or an object of ``description``, ``examples`` (strings) and ``parameters``
-    (a JSON schema, an object keyed by argument name, or a list of names). Raises RequestError with ``loc`` and ``kind``.
+    (a JSON schema, an object keyed by argument name, or a list of names).
+    Raises RequestError with ``loc`` and ``kind``.
     """
     loc = loc or ("body", "options")
     if not isinstance(options, Mapping):

@@ -52,7 +52,8 @@ class IdentityHead:
         self.bias: F64Vector = np.array(config["bias"], dtype=np.float64)
         self._aliases: dict[str, int] = {k: int(v) for k, v in config["aliases"].items()}
         self._weak: dict[str, int] = {k: int(v) for k, v in config["weak_aliases"].items()}
-        self._low, self._high = (float(v) for v in config["description_cosine"])
+        self._ramp = _ramp(config["description_cosine"])
+        self._weak_ramp = _ramp(config["weak_description_cosine"])
         wide = self.bank.astype(np.int64)
         self._norms: F64Vector = np.sqrt((wide * wide).sum(axis=1).astype(np.float64))
         self._rows_of = [np.flatnonzero(owner == k) for k in range(n)]
@@ -60,16 +61,16 @@ class IdentityHead:
     def recognise(self, card: ToolCard, description: I32Vector, kernels: Kernels) -> Identity | None:
         """The known tool that ``card`` is, if any; ``description``: its pooled description, (dim,) int32."""
         title = card.title
-        known = self._aliases.get(title)
+        known, ramp = self._aliases.get(title), self._ramp
         if not card.description.strip():
             return None if known is None else Identity(known, 1.0)
         if known is None:
-            known = self._weak.get(title)
+            known, ramp = self._weak.get(title), self._weak_ramp
         if known is None:
             return None
         cosines = kernels.cosine_i8(description, self.bank, self._norms)
         near = float(cosines[self._rows_of[known]].max(initial=0.0))
-        strength = min(1.0, (near - self._low) / (self._high - self._low))
+        strength = min(1.0, (near - ramp[0]) / (ramp[1] - ramp[0]))
         return Identity(known, strength) if strength > 0.0 else None
 
     def scores(self, query: str, pooled: I32Vector, kernels: Kernels) -> F64Vector:
@@ -83,6 +84,13 @@ class IdentityHead:
         if norm:
             score = score + self.dense @ (wide / norm)
         return np.asarray(score, dtype=np.float64)
+
+
+def _ramp(value: Sequence[float]) -> tuple[float, float]:
+    low, high = (float(v) for v in value)
+    if not low < high:
+        raise ValueError(f"expected two rising cosines, got {low}, {high}")
+    return low, high
 
 
 def gather(identities: Sequence[Identity | None]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], F64Vector]:

@@ -25,7 +25,7 @@ class StemTable:
         self.idf = artifact.array("idf", "F32", 1)
         if self.stem.shape != (vocab_size,) or self.idf.shape != (vocab_size,):
             raise fault(artifact.path, "stem or idf section does not match the vocabulary")
-        if vocab_size and not (0 <= int(self.stem.min()) and int(self.stem.max()) < vocab_size):
+        if vocab_size and not (int(self.stem.min()) >= 0 and int(self.stem.max()) < vocab_size):
             raise fault(artifact.path, "stem section points outside the vocabulary")
         if not np.isfinite(self.idf).all():
             raise fault(artifact.path, "idf section is not finite")

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whetherman_edge.kernels import norms_i8
 from whetherman_edge.router.artifact import Artifact, fault
 from whetherman_edge.router.card import ToolCard
 from whetherman_edge.router.identity_head import Identity, IdentityHead, gather
@@ -16,7 +17,6 @@ from whetherman_edge.router.lexical import Postings, Stems, StemTable
 from whetherman_edge.router.table import RouterTable
 
 I8Matrix = npt.NDArray[np.int8]
-I8Vector = npt.NDArray[np.int8]
 I32Vector = npt.NDArray[np.int32]
 F64Vector = npt.NDArray[np.float64]
 
@@ -74,41 +74,47 @@ class Embedder:
         ]
         self._bias = bias_vector(table.artifact, table.dim)
 
-    def prototype(self, card: ToolCard) -> Prototype:
-        """Embed one tool."""
-        table = self.table
-        ids = [
-            table.token_list(text, FIELD_TOKENS_MAX)
-            for text in (card.title, card.description, " ".join(card.parameters))
+    def prototypes(self, cards: Sequence[ToolCard]) -> list[Prototype]:
+        """Embed tools; the arithmetic runs over all of them at once."""
+        table, n = self.table, len(cards)
+        texts = [[card.title, card.description, " ".join(card.parameters)] for card in cards]
+        ids = [[table.token_list(text, FIELD_TOKENS_MAX) for text in fields] for fields in texts]
+        pooled = np.zeros((n, len(CHANNELS), table.dim), dtype=np.float64)
+        identities: list[Identity | None] = []
+        for t, card in enumerate(cards):
+            name, description, parameters = (self._pool(i) for i in ids[t])
+            identities.append(self.head.recognise(card, description, table.kernels) if self.head else None)
+            if not ids[t][1]:
+                description = name
+            pooled[t, 0] = self._name_share * name + description
+            pooled[t, 1], pooled[t, 2], pooled[t, 3] = description, name, parameters
+        rows = to_int8(pooled)
+        both = rows[:, 0].astype(np.float64)
+        bias = (both @ self._bias) / np.maximum(np.sqrt((both * both).sum(axis=1)), 1e-9)
+        return [
+            Prototype(
+                name=card.name,
+                rows=rows[t].copy(),  # not a view: it would keep the whole batch alive
+                examples=self._examples(card),
+                stems=tuple(self.stems.weights(i) for i in ids[t]),
+                bias=float(bias[t]) + (self._has_parameters_bias if ids[t][2] else 0.0),
+                identity=identities[t],
+            )
+            for t, card in enumerate(cards)
         ]
-        name, description, parameters = (self._pool(i) for i in ids)
-        identity = self.head.recognise(card, description, table.kernels) if self.head else None
-        if not description.any():
-            description = name
-        both = to_int8(self._name_share * name + description)
-        rows = np.stack([both, to_int8(description), to_int8(name), to_int8(parameters)])
-        examples = [to_int8(self._pool(table.token_list(text, FIELD_TOKENS_MAX))) for text in card.examples]
-        return Prototype(
-            name=card.name,
-            rows=rows,
-            examples=np.stack(examples) if examples else np.zeros((0, table.dim), dtype=np.int8),
-            stems=tuple(self.stems.weights(i) for i in ids),
-            bias=self._tool_bias(both) + (self._has_parameters_bias if ids[2] else 0.0),
-            identity=identity,
-        )
 
     def slate(self, tools: Sequence[Prototype]) -> Slate:
         """Stack ``tools``, in order."""
-        blocks = [np.stack([t.rows[c] for t in tools]) for c in range(len(CHANNELS))] if tools else []
-        blocks += [t.examples for t in tools if len(t.examples)]
-        rows = np.concatenate(blocks) if blocks else np.zeros((0, self.table.dim), dtype=np.int8)
-        wide = rows.astype(np.int64)
+        n, dim = len(tools), self.table.dim
+        blocks = [np.array([t.rows for t in tools], dtype=np.int8).reshape(n, len(CHANNELS), dim).swapaxes(0, 1)]
+        stacked = [blocks[0].reshape(len(CHANNELS) * n, dim), *(t.examples for t in tools if len(t.examples))]
+        rows = np.concatenate(stacked) if len(stacked) > 1 else np.ascontiguousarray(stacked[0])
         at, index, strength = gather([t.identity for t in tools])
         return Slate(
             names=tuple(t.name for t in tools),
             rows=rows,
-            norms=np.sqrt((wide * wide).sum(axis=1).astype(np.float64)),
-            example_tool=np.repeat(np.arange(len(tools)), [len(t.examples) for t in tools]),
+            norms=norms_i8(rows),
+            example_tool=np.repeat(np.arange(n), [len(t.examples) for t in tools]),
             postings=Postings([[t.stems[f] for t in tools] for f in range(len(FIELDS))], self._field_weights),
             bias=np.array([t.bias for t in tools], dtype=np.float64),
             known_at=at,
@@ -116,14 +122,12 @@ class Embedder:
             known_strength=strength,
         )
 
+    def _examples(self, card: ToolCard) -> I8Matrix:
+        pooled = [self._pool(self.table.token_list(text, FIELD_TOKENS_MAX)) for text in card.examples]
+        return to_int8(np.array(pooled)) if pooled else np.zeros((0, self.table.dim), dtype=np.int8)
+
     def _pool(self, ids: list[int]) -> I32Vector:
         return self.table.kernels.pool_i8(self.table.rows, np.array(ids, dtype=np.int32))
-
-    def _tool_bias(self, both: I8Vector) -> float:
-        """How readily this tool is chosen whatever the query: learned, so that generic tools stop stealing."""
-        wide = both.astype(np.float64)
-        norm = float(np.sqrt(wide @ wide))
-        return float(self._bias @ wide) / norm if norm else 0.0
 
 
 def bias_vector(artifact: Artifact, dim: int) -> F64Vector:
@@ -136,9 +140,7 @@ def bias_vector(artifact: Artifact, dim: int) -> F64Vector:
     return bias
 
 
-def to_int8(pooled: npt.NDArray[Any]) -> I8Vector:
-    """A direction as int8: scaled so that its largest entry is 127; zero stays zero."""
-    peak = float(np.abs(pooled).max(initial=0))
-    if peak == 0.0:
-        return np.zeros(pooled.shape, dtype=np.int8)
-    return np.rint(pooled.astype(np.float64) * (127.0 / peak)).astype(np.int8)
+def to_int8(pooled: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+    """Directions (…, dim) as int8: each scaled so that its largest entry is 127; zero stays zero."""
+    peak = np.abs(pooled).max(axis=-1, keepdims=True, initial=0)
+    return np.asarray(np.rint(pooled * (127.0 / np.maximum(peak, 1e-9))), dtype=np.int8)

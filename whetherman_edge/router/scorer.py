@@ -24,7 +24,7 @@ from whetherman_edge.router.decision import Choice
 from whetherman_edge.router.identity_head import IdentityHead
 from whetherman_edge.router.lexical import StemTable
 from whetherman_edge.router.prototype import CHANNELS, Embedder, Prototype, Slate
-from whetherman_edge.router.table import RouterTable, words_of
+from whetherman_edge.router.table import RouterTable
 
 F64Vector = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ class Scorer:
         config = artifact.json("config")
         try:
             self._mix = np.array(config["mix"], dtype=np.float64)
-            self._scale, self._scale_log_n = (float(v) for v in config["calibration"])
+            self._scale, self._scale_log_n, self._scale_known = (float(v) for v in config["calibration"])
             head = IdentityHead(artifact, table.dim, config["identity"]) if "identity" in config else None
             self._embedder = Embedder(table, StemTable(artifact, table.vocab_size), head, config)
         except (KeyError, TypeError, ValueError) as exc:
@@ -72,6 +72,7 @@ class Scorer:
         self._tools: OrderedDict[bytes, Prototype] = OrderedDict()
         self._slates: OrderedDict[bytes, Slate] = OrderedDict()
         self._slate_tools = 0
+        self._routes: dict[tuple[Any, ...], Slate] = {}
 
     def slate(self, tools: Sequence[Tool | ToolCard], key: bytes = b"") -> Slate:
         """The slate of ``tools``; ``key`` names this very list (b"" = the tools' own keys joined)."""
@@ -80,7 +81,7 @@ class Scorer:
         if slate is not None:
             self._slates.move_to_end(key)
             return slate
-        slate = self._embedder.slate([self._prototype(tool) for tool in tools])
+        slate = self._embedder.slate(self._prototypes(tools))
         self._slates[key] = slate
         self._slate_tools += slate.n_tools
         while len(self._slates) > 1 and (
@@ -91,8 +92,7 @@ class Scorer:
 
     def prepare(self, tools: Sequence[Tool | ToolCard]) -> None:
         """Embed some tools ahead of ``slate``, for a caller that must not be held for hundreds of new ones at once."""
-        for tool in tools:
-            self._prototype(tool)
+        self._prototypes(tools)
 
     def score(self, query: str, slate: Slate) -> Scores:
         """Scores of ``query`` for each tool of ``slate``."""
@@ -105,28 +105,57 @@ class Scorer:
             np.maximum.at(by_channel[0], slate.example_tool, cosines[len(CHANNELS) * n :])
         lexical = slate.postings.score(self._embedder.stems.weights(ids))
         logit = self._mix @ by_channel + lexical + slate.bias
+        scale = self._scale + self._scale_log_n * math.log(max(n, 2))
         if len(slate.known_at) and self._head is not None:
             known = self._head.scores(query, pooled, kernels)
             logit[slate.known_at] += slate.known_strength * known[slate.known_index]
-        probability = softmax(logit * (self._scale + self._scale_log_n * math.log(max(n, 2))))
+            scale *= self._scale_known
+        probability = softmax(logit * scale)
         return Scores(logit, by_channel[0], by_channel[1], by_channel[2], lexical, probability)
 
     def route(self, query: str, options: Mapping[str, str | Mapping[str, Any] | None]) -> Choice:
         """Choose one of ``options``. Raises RequestError (a ValueError) for anything out of contract."""
         check_query(query)
-        slate = self.slate(cards_of(options))
+        slate = self._known_slate(options)
         return choice_of(slate, self.score(query, slate))
 
-    def _prototype(self, tool: Tool | ToolCard) -> Prototype:
-        found = self._tools.get(tool.key)
-        if found is not None:
-            self._tools.move_to_end(tool.key)
-            return found
-        prototype = self._embedder.prototype(tool if isinstance(tool, ToolCard) else from_tool(tool))
-        self._tools[tool.key] = prototype
-        if len(self._tools) > TOOLS_CACHED_MAX:
-            self._tools.popitem(last=False)
-        return prototype
+    def _known_slate(self, options: Mapping[str, str | Mapping[str, Any] | None]) -> Slate:
+        """The slate of ``options``; the very same options skip the checks, which only a slate that passed can do.
+
+        Descriptions and null are compared as they are (strings keep their hashes); objects as their JSON.
+        """
+        key: tuple[Any, ...]
+        try:
+            key = tuple(options.items())
+            slate = self._routes.get(key)
+        except (AttributeError, TypeError):
+            try:
+                key = (tuple(options), msgspec.json.encode(options))
+                slate = self._routes.get(key)
+            except (TypeError, ValueError, RecursionError):
+                return self.slate(cards_of(options))
+        if slate is None:
+            slate = self.slate(cards_of(options))
+            if len(self._routes) >= SLATES_CACHED_MAX:
+                self._routes.clear()
+            self._routes[key] = slate
+        return slate
+
+    def _prototypes(self, tools: Sequence[Tool | ToolCard]) -> list[Prototype]:
+        """Prototypes of ``tools``, in order; those not cached are embedded together."""
+        cache = self._tools
+        missing = {tool.key: tool for tool in tools if tool.key not in cache}
+        cards = [tool if isinstance(tool, ToolCard) else from_tool(tool) for tool in missing.values()]
+        fresh = dict(zip(missing, self._embedder.prototypes(cards), strict=True)) if cards else {}
+        found = []
+        for tool in tools:
+            prototype = cache.get(tool.key) or fresh[tool.key]
+            cache[tool.key] = prototype
+            cache.move_to_end(tool.key)
+            found.append(prototype)
+        while len(cache) > TOOLS_CACHED_MAX:
+            cache.popitem(last=False)
+        return found
 
 
 def check_query(query: object, loc: tuple[str | int, ...] = ("body", "query")) -> None:

@@ -1,9 +1,9 @@
 """Text to pooled int8 rows: WordPiece ids and the static embedding table.
 
-Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. For ASCII text a word cache stands
-in front of it: BERT's pre-tokeniser splits ASCII at white space and around each punctuation mark, and WordPiece then
-works on one word at a time, so ids of a text are the ids of its words. Everything else (accents, CJK, control characters,
-a literal ``[MASK]``) goes through the library.
+Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. For ASCII text a word cache
+stands in front of it: BERT's pre-tokeniser splits ASCII at white space and around each punctuation mark, and WordPiece
+then works on one word at a time, so ids of a text are the ids of its words. Everything else (accents, CJK, control
+characters, a literal ``[MASK]``) goes through the library.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOT_PLAIN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\[(?:PAD|UNK|CLS|SEP|
 
 
 def words_of(text: str) -> list[str] | None:
-    """Lower-case words and punctuation marks as BERT's pre-tokeniser splits them; None when only the library can say."""
+    """Lower-case words and marks as BERT's pre-tokeniser splits them; None when only the library can say."""
     if not text.isascii() or _NOT_PLAIN.search(text):
         return None
     return _WORD.findall(text.lower())
@@ -121,12 +121,15 @@ class RouterTable:
         return (pooled / norm if norm else pooled).astype(np.float32)
 
     def _learn(self, words: list[str]) -> None:
-        """Cache the ids of unknown words, one library call for all of them."""
-        if len(self._words) >= WORDS_CACHED_MAX:
-            self._words.clear()
-        fresh = [w for w in dict.fromkeys(words) if w not in self._words][: WORDS_CACHED_MAX - len(self._words)]
-        for word, encoded in zip(fresh, self._library.encode_batch_fast(fresh, add_special_tokens=False), strict=True):
-            self._words[word] = tuple(encoded.ids)
+        """Cache the ids of unknown words.
+
+        One call a word: the library's batch calls hand work to a thread pool, which costs more than it saves here.
+        """
+        for word in dict.fromkeys(words):
+            if word not in self._words:
+                if len(self._words) >= WORDS_CACHED_MAX:
+                    self._words.clear()
+                self._words[word] = tuple(self._library_ids(word))
 
     def _library_ids(self, text: str) -> list[int]:
         return self._library.encode(text, add_special_tokens=False).ids
