@@ -7,10 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # --import-mode=importlib leaves sys.path alone; the fakes are imported by name
     sys.path.insert(0, str(ROOT))
+
+# No timed assertions: a busy machine is no bug. WHETHERMAN_TEST_EXAMPLES=5000 digs deeper.
+settings.register_profile(
+    "whetherman",
+    deadline=None,
+    max_examples=int(os.environ.get("WHETHERMAN_TEST_EXAMPLES", "60")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("whetherman")
 
 
 @pytest.fixture(autouse=True)
