@@ -1,4 +1,4 @@
-"""Decision cases over the wire, with the verdict fixed: what happens to the request. Their quality is the gate's part."""
+"""Decision cases over the wire, with the verdict fixed. Whether the verdict is right is the gate's part."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from tests.fakes.chats import body_of, said
 from tests.fakes.client import post
 from tests.fakes.judge import verdict
 from tests.fakes.upstream import completion, reply, tool_call
-from tests.proxy.test_exchange import body_of, said
 
 
 def tool(name: str, description: str = "", pad: int = 0) -> dict:

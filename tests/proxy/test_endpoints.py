@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from tests.fakes.chats import CHAT, body_of, said
 from tests.fakes.client import Client, once, post
 from tests.fakes.judge import verdict
 from tests.fakes.upstream import reply
-from tests.proxy.test_exchange import CHAT, body_of, said
 
 OWN = ("/livez", "/readyz", "/health", "/metrics")
 

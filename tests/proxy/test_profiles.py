@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.fakes.chats import CHAT, body_of, said
 from tests.fakes.client import post
 from tests.fakes.judge import verdict
-from tests.proxy.test_exchange import CHAT, body_of, said
 from whetherman_edge import composition
 from whetherman_edge.errors import ProfileError, ProfileNotFound
 from whetherman_edge.gate.verdict import LABELS
