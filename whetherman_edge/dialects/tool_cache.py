@@ -17,6 +17,9 @@ from whetherman_edge.dialects.chat import Tool
 TOOLSETS_MAX = 64
 TOOLS_MAX = 2048
 DIGEST_BYTES = 16
+# Sets whose very bytes are kept: a laptop runs a few agents at a time.
+RECENT_MAX = 4
+RECENT_BYTES_MAX = 256 << 10
 
 
 def digest(raw: bytes | memoryview | msgspec.Raw) -> bytes:
@@ -35,11 +38,12 @@ class ToolSet(msgspec.Struct, frozen=True, gc=False):
 class ToolCache:
     """Least-recently-used maps: digest of a tools array to its ToolSet, digest of one tool to its Tool or None."""
 
-    __slots__ = ("_sets", "_sets_max", "_tools", "_tools_max")
+    __slots__ = ("_recent", "_sets", "_sets_max", "_tools", "_tools_max")
 
     def __init__(self, sets_max: int = TOOLSETS_MAX, tools_max: int = TOOLS_MAX) -> None:
         self._sets: OrderedDict[bytes, ToolSet] = OrderedDict()
         self._tools: OrderedDict[bytes, Tool | None] = OrderedDict()
+        self._recent: list[tuple[bytes, ToolSet]] = []
         self._sets_max = sets_max
         self._tools_max = tools_max
 
@@ -48,6 +52,13 @@ class ToolCache:
         """Number of single tools held."""
         return len(self._tools)
 
+    def recent(self, raw: bytes) -> ToolSet | None:
+        """The set of exactly these bytes if it is among the last few: comparing is ten times cheaper than a digest."""
+        for known, toolset in self._recent:
+            if known == raw:
+                return toolset
+        return None
+
     def toolset(self, key: bytes) -> ToolSet | None:
         """The set of that key, or None."""
         found = self._sets.get(key)
@@ -55,8 +66,11 @@ class ToolCache:
             self._sets.move_to_end(key)
         return found
 
-    def keep_toolset(self, toolset: ToolSet) -> None:
-        """Remember a set; the least recently used one goes when the cache is full."""
+    def keep_toolset(self, raw: bytes, toolset: ToolSet) -> None:
+        """Remember a set and its bytes; the least recently used one goes when the cache is full."""
+        if len(raw) <= RECENT_BYTES_MAX:
+            self._recent.insert(0, (raw, toolset))
+            del self._recent[RECENT_MAX:]
         self._sets[toolset.key] = toolset
         if len(self._sets) > self._sets_max:
             self._sets.popitem(last=False)

@@ -29,9 +29,14 @@ def parse_tools(raw: bytes | memoryview | msgspec.Raw, cache: ToolCache) -> Tool
 
     raw: the JSON bytes of the array.  Raises ViewError when they are not an array.
     """
+    raw = bytes(raw)
+    recent = cache.recent(raw)
+    if recent is not None:
+        return recent
     key = digest(raw)
     known = cache.toolset(key)
     if known is not None:
+        cache.keep_toolset(raw, known)
         return known
     try:
         entries = _decode_raw_list(raw)
@@ -46,7 +51,7 @@ def parse_tools(raw: bytes | memoryview | msgspec.Raw, cache: ToolCache) -> Tool
         else:
             tools.append(tool)
     toolset = ToolSet(key=key, tools=tuple(tools), n_other=n_other)
-    cache.keep_toolset(toolset)
+    cache.keep_toolset(raw, toolset)
     return toolset
 
 

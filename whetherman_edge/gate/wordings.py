@@ -15,7 +15,7 @@ DEFAULT_WORDING = "reason"
 # Label, wording, sentence. "reason" lets the model work it out first, "direct" saves output tokens.
 FIRST_STEP: dict[tuple[Label, str], str] = {
     ("ANSWER", "reason"): (
-        "No tool is needed for this. Work it out yourself first, then answer in plain text, without calling a tool."
+        "You can answer this yourself: think it through step by step, then reply in plain text, without calling a tool."
     ),
     ("ANSWER", "direct"): "You can answer this yourself. Reply directly, without calling a tool.",
     ("ASK", "reason"): (
@@ -31,7 +31,7 @@ FIRST_STEP: dict[tuple[Label, str], str] = {
 # On later steps the sentence stands behind a tool's result, where "I" and "me" would be the tool.
 LATER_STEP: dict[tuple[Label, str], str] = {
     ("ANSWER", "reason"): (
-        "[No further call is needed. Work out the answer from the results so far, then give it in plain text.]"
+        "[You have what you need: think it through, then answer the user in plain text, without calling a tool.]"
     ),
     ("ANSWER", "direct"): "[No further call is needed. Answer the user now, without calling a tool.]",
     ("ASK", "reason"): (

@@ -13,7 +13,8 @@ CAPABILITIES: dict[str, Capability] = {
     "openai": Capability("openai", honours_none=True, none_needs_note=False),
     # "none" is accepted and ignored on every endpoint (R05). Templates render earlier calls without a tools list too.
     "ollama": Capability("ollama", ignores_tool_choice=True, accepts_strip_with_history=True, cache_local=True),
-    # "none" drops the tools from the prompt, which costs the cache as much as stripping them does.
+    # "none" leaves the tools in the prompt and only turns the parsing of calls off: with a sentence it is a note whose
+    # calls come back as text. So: strip at first, then the note. Calls and results without a tools list are accepted.
     "llamacpp": Capability(
         "llamacpp", honours_none=True, accepts_strip_with_history=True, cache_local=True, prefill="trailing"
     ),
