@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -68,6 +69,8 @@ async def _serve(loaded: Loaded) -> None:
     try:
         async with running(loaded):
             starting = None
+            gc.collect()
+            gc.freeze()  # what was made at start stays; collections need not walk it again and again
             await stop.wait()
             log.info("event=draining")
     except asyncio.CancelledError:
@@ -189,7 +192,7 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> 
     serve_systemone = (
         UpstreamFirst(systemone, exchange).handle if config.prefer_upstream_systemone else systemone.handle
     )
-    health = Health(upstream, counters, lambda: gate.fault, __version__)
+    health = Health(upstream, gate.learned, counters, lambda: gate.fault, __version__)
     guard = Guard(
         host=config.host,
         api_key=config.api_key,

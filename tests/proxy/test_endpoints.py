@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.fakes.chats import CHAT, body_of, said
 from tests.fakes.client import Client, once, post
 from tests.fakes.judge import verdict
-from tests.fakes.upstream import reply
+from tests.fakes.upstream import PATIENCE_S, reply
 
 OWN = ("/livez", "/readyz", "/health", "/metrics")
 
@@ -35,6 +36,16 @@ async def test_o12_health_with_the_upstream_down(upstream, serve, judge):
     assert "--upstream" in cause
     assert answers["/health"].json()["status"] == "degraded"
     assert models.status == 502
+
+
+async def test_the_kind_of_a_named_upstream_is_found_out_beside_serving(upstream, serve, judge):
+    upstream.default = reply({"object": "list", "data": [{"id": "qwen", "object": "model", "owned_by": "library"}]})
+    async with serve(upstream_kind="auto", force="ANSWER", intervention="none") as url:
+        async with asyncio.timeout(PATIENCE_S):
+            while (await once(url, "GET", "/health")).json()["upstream_kind"] != "ollama":
+                pass
+        await post(url, CHAT)
+    assert "tool_choice" not in upstream.last.json()  # Ollama ignores "none"
 
 
 async def test_o12_models_is_asked_of_the_upstream(upstream, serve, judge):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy.learned import Learned
 from whetherman_edge.proxy.relay import Reply
 from whetherman_edge.proxy.upstream import Upstream
 
@@ -24,8 +25,11 @@ class Health:
     ``gate_fault``: returns why the gate cannot judge (missing or broken artifact), or "" when it can.
     """
 
-    def __init__(self, upstream: Upstream, counters: Counters, gate_fault: Callable[[], str], version: str) -> None:
+    def __init__(
+        self, upstream: Upstream, learned: Learned, counters: Counters, gate_fault: Callable[[], str], version: str
+    ) -> None:
         self._upstream = upstream
+        self._learned = learned
         self._counters = counters
         self._gate_fault = gate_fault
         self._version = version
@@ -45,13 +49,14 @@ class Health:
         return await reply.send_json(200, "OK", {"status": "ok"})
 
     async def health(self, _request: web.BaseRequest, reply: Reply) -> Reply:
-        """Always 200: version, upstream, and what ``/readyz`` would say."""
+        """Always 200: version, upstream and its kind, and what ``/readyz`` would say."""
         causes = await self._causes()
         value = {
             "status": "degraded" if causes else "ok",
             "causes": causes,
             "version": self._version,
             "upstream": self._upstream.target.url,
+            "upstream_kind": self._learned.kind,
         }
         return await reply.send_json(200, "OK", value)
 

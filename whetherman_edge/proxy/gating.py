@@ -280,7 +280,7 @@ class Gating:
         return ruling.reopened("refused")
 
     def _record(self, agent: str, outcome: Outcome) -> None:
-        if self._sessions.record(agent, outcome).backed_off and outcome != "kept":
+        if agent and self._sessions.record(agent, outcome).backed_off and outcome != "kept":
             log.warning("event=backed_off cause=%s hint=this_agent_does_not_go_along_with_withholding", outcome)
 
     async def _verdict(self, chat: ChatView) -> Verdict | str:
