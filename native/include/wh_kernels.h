@@ -8,7 +8,8 @@
  * Indices: every index read from a buffer is checked before it is used; the kernel then returns a wh_status other than
  *   WH_OK and leaves the output unspecified.
  * Equality: integers until the last line, then + - * / sqrt in double, in a fixed order. So the NumPy reference, the
- *   serial file and every ISA agree bit for bit. Needs -ffp-contract=off; never -ffast-math.
+ *   serial file and every ISA agree bit for bit (which NaN comes out of NaNs aside). Needs -ffp-contract=off; never
+ *   -ffast-math.
  *
  * Names: wh_<op>_<dtype>_<isa>. The serial files are the specification in C; kernels/reference.py the one in Python.
  */
