@@ -1,0 +1,131 @@
+"""What the gate knows of an offered tool and of a tool list, computed once per tool and per list."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from whetherman_edge.dialects.chat import Tool
+from whetherman_edge.gate.text_signals import TextReader, name_words
+from whetherman_edge.gate.tool_effect import effect
+from whetherman_edge.router.lexical import Stems
+from whetherman_edge.router.prototype import Slate
+
+F32Matrix = npt.NDArray[np.float32]
+
+TOOLSETS_CACHED_MAX: Final = 64
+TOOLS_CACHED_MAX: Final = 4096
+DESCRIPTION_CHARS_MAX: Final = 400
+
+# An argument that names one thing: only a lookup or the user can know it.
+_IDENTIFIER = re.compile(r"(?:^|_)(?:id|ids|uuid|key|number|no|ref|code|uid|sku)$|[a-z](?:Id|ID|No|Key|Ref)$")
+
+
+class ToolSignals(msgspec.Struct, frozen=True, gc=False):
+    """One tool. ``name_stems``, ``stems``: of its name; of name, description and arguments.
+
+    ``required``: words of each required argument's name; ``identifiers``: of those that name one thing.
+    """
+
+    name: str
+    name_stems: Stems
+    stems: Stems
+    required: tuple[frozenset[str], ...]
+    identifiers: tuple[frozenset[str], ...]
+    n_parameters: int
+    reads: bool
+    writes: bool
+
+
+class ToolsetSignals(msgspec.Struct, frozen=True, gc=False):
+    """A tool list. ``vectors``: (n, dim) float32 of length 1 (zeros for a tool without words); ``mean``: (dim,).
+
+    ``stems``, ``name_stems``: of all tools. ``shares``: (reads, writes, without required arguments, with identifiers,
+    log of the mean description length), each over the list.
+    """
+
+    tools: tuple[ToolSignals, ...]
+    index: dict[str, int]
+    vectors: F32Matrix
+    mean: npt.NDArray[np.float32]
+    stems: Stems
+    name_stems: Stems
+    shares: tuple[float, float, float, float, float]
+
+
+class ToolReader:
+    """Signals of tools and tool lists, cached by their keys. Not shared between threads."""
+
+    def __init__(self, texts: TextReader) -> None:
+        self._texts = texts
+        self._tools: OrderedDict[bytes, ToolSignals] = OrderedDict()
+        self._sets: OrderedDict[bytes, ToolsetSignals] = OrderedDict()
+
+    def toolset(self, tools: Sequence[Tool], slate: Slate, key: bytes) -> ToolsetSignals:
+        """Signals of a non-empty list. ``slate``: the router's slate of the same list; ``key`` names the list."""
+        found = self._sets.get(key)
+        if found is not None:
+            self._sets.move_to_end(key)
+            return found
+        found = self._sets[key] = _combine([self._tool(tool) for tool in tools], slate)
+        if len(self._sets) > TOOLSETS_CACHED_MAX:
+            self._sets.popitem(last=False)
+        return found
+
+    def _tool(self, tool: Tool) -> ToolSignals:
+        found = self._tools.get(tool.key)
+        if found is not None:
+            self._tools.move_to_end(tool.key)
+            return found
+        name = name_words(tool.name)
+        arguments = [(name_words(p.name), p) for p in tool.parameters]
+        whole = f"{name} {tool.description[:DESCRIPTION_CHARS_MAX]} {' '.join(words for words, _ in arguments)}"
+        required = [(frozenset(words.lower().split()), p) for words, p in arguments if p.required]
+        kind = effect(tool)
+        found = self._tools[tool.key] = ToolSignals(
+            name=tool.name,
+            name_stems=self._texts.stems(name),
+            stems=self._texts.stems(whole),
+            required=tuple(words for words, _ in required),
+            identifiers=tuple(words for words, p in required if _IDENTIFIER.search(p.name)),
+            n_parameters=len(arguments),
+            reads=kind == "read",
+            writes=kind in ("write", "execute"),
+        )
+        if len(self._tools) > TOOLS_CACHED_MAX:
+            self._tools.popitem(last=False)
+        return found
+
+
+def _combine(tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
+    n = len(tools)
+    rows = slate.rows[:n].astype(np.float32)
+    lengths = slate.norms[:n].astype(np.float32)
+    vectors = rows / np.where(lengths > 0, lengths, np.float32(1.0))[:, None]
+    stems: Stems = {}
+    name_stems: Stems = {}
+    for tool in tools:
+        stems.update(tool.stems)
+        name_stems.update(tool.name_stems)
+    return ToolsetSignals(
+        tools=tuple(tools),
+        index={tool.name: i for i, tool in enumerate(tools)},
+        vectors=vectors,
+        mean=vectors.mean(axis=0),
+        stems=stems,
+        name_stems=name_stems,
+        shares=(
+            sum(tool.reads for tool in tools) / n,
+            sum(tool.writes for tool in tools) / n,
+            sum(not tool.required for tool in tools) / n,
+            sum(bool(tool.identifiers) for tool in tools) / n,
+            math.log1p(sum(len(tool.stems) for tool in tools) / n),
+        ),
+    )
