@@ -101,3 +101,29 @@ def test_config_show_prints_value_and_origin(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "env WHETHERMAN_PORT" in out
     assert "sesame" not in out
+
+
+def test_doctor_reports_each_check_and_exits_0(capsys):
+    assert cli.main(["doctor", "--json"]) == 0, capsys.readouterr().out
+    report = json.loads(capsys.readouterr().out)
+    names = [check["name"] for check in report["checks"]]
+    assert {"version", "config", "kernels", "artifacts", "router", "gate", "port", "upstream"} <= set(names)
+    assert report["ok"]
+    assert all(check["state"] in ("ok", "note") and check["detail"] for check in report["checks"])
+
+
+def test_doctor_names_a_broken_setting_and_exits_1(capsys, tmp_path):
+    path = tmp_path / "w.toml"
+    path.write_text("prot = 1\n")
+    assert cli.main(["doctor", "--config", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "fail  config" in out
+    assert "did you mean 'port'?" in out
+
+
+def test_doctor_names_a_broken_router(capsys, tmp_path, monkeypatch):
+    path = tmp_path / "router.safetensors"
+    path.write_bytes(b"not a router")
+    monkeypatch.setenv("WHETHERMAN_ROUTER", str(path))
+    assert cli.main(["doctor"]) == 1
+    assert str(path) in capsys.readouterr().out

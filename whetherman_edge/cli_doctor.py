@@ -106,14 +106,9 @@ def _router() -> tuple[State, str]:
 
 
 def _gate() -> tuple[State, str]:
-    from whetherman_edge.gate.static_gate import StaticGate
-    from whetherman_edge.kernels import load
-    from whetherman_edge.router.scorer import Scorer
-    from whetherman_edge.router.table import RouterTable
+    from whetherman_edge.engine import Router, StaticEngine
 
-    kernels = load()
-    gate = StaticGate.open(Scorer(RouterTable.open(None), kernels), kernels, None)
-    return "ok", f"static gate, sha256 {gate.sha256[:16]}…"
+    return "ok", f"static gate, sha256 {StaticEngine(Router()).sha256[:16]}…"
 
 
 def _artifacts() -> tuple[State, str]:
@@ -122,7 +117,7 @@ def _artifacts() -> tuple[State, str]:
     checked = 0
     for manifest in sorted(folder.glob("*.json")):
         value = json.loads(manifest.read_text(encoding="utf-8"))
-        expected = value.get("file_sha256")
+        expected = value.get("sha256")
         file = manifest.with_suffix(".safetensors")
         if not expected or not file.is_file():
             continue

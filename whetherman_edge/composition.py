@@ -118,8 +118,6 @@ class Gate:
 
 def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> Gate:
     """Open the engine and compose the gate; without a usable engine the gate lets everything pass, and says so."""
-    if config.force is not None:
-        log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", config.force)
     router: Router | None = None
     try:
         router = Router()
@@ -127,7 +125,6 @@ def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> G
             raise ArtifactError("engine: expected the gemma backbone, this build has none; use --engine static or auto")
         engine = StaticEngine(router)
     except ArtifactError as exc:
-        log.error("event=gate_missing detail=%r", str(exc))
         return Gate(config, counters, MissingEngine(str(exc)), router=router, fault=str(exc), deadline=deadline)
     return Gate(config, counters, engine, router=router, engine=engine, deadline=deadline)
 

@@ -90,6 +90,10 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
             decision_listener = bind_unix(config.decision_socket.removeprefix("unix:"))
         counters = Counters()
         gate = composition.open_gate(config, counters)
+        if gate.fault:
+            log.error("event=gate_missing detail=%r", gate.fault)
+        if config.force is not None:
+            log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", config.force)
         gate.check_profiles(config)
         async with contextlib.AsyncExitStack() as stack:
             target = await _target(config, gate, stack)

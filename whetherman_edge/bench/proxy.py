@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,14 +166,21 @@ def _process(*args: str) -> Iterator[subprocess.Popen[str]]:
 @contextlib.contextmanager
 def _daemon(upstream_port: int) -> Iterator[tuple[subprocess.Popen[str], int, float]]:
     """The daemon on a free port; yields process, port, and seconds from start to ready."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("WHETHERMAN_")}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("WHETHERMAN_") or name == "WHETHERMAN_ROUTER"
+    }
     command = [sys.executable, "-m", "whetherman_edge", "serve", "--port", "0", "--engine", "static"]
     command += ["--upstream", f"http://127.0.0.1:{upstream_port}", "--upstream-kind", "openai", "--log-level", "info"]
     started_s = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
     try:
         port = _listening_port(process)
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=READY_S_MAX).close()
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=READY_S_MAX).close()
+        except urllib.error.HTTPError as exc:
+            raise EnvironmentFault(f"expected the daemon to be ready, it says {exc.read().decode()}") from exc
         ready_s = time.perf_counter() - started_s
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
         yield process, port, ready_s
