@@ -33,7 +33,7 @@ from whetherman_edge.proxy.systemone import SystemOne, UpstreamFirst
 from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
 from whetherman_edge.router.decision import Choice
 from whetherman_edge.router.typed_questions import TypedJudge
-from whetherman_edge.service import discovery, logs, model_server
+from whetherman_edge.service import logs
 from whetherman_edge.service.decision_socket import DecisionSocket, Handlers
 from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
@@ -139,8 +139,14 @@ def _listeners(loaded: Loaded) -> list[socket.socket]:
 
 
 async def _target(config: Config, gate: Gate, stack: contextlib.AsyncExitStack) -> Target:
-    """Where the model server is. The kind of one that the user named is found out beside, not before, serving."""
+    """Where the model server is. The kind of one that the user named is found out beside, not before, serving.
+
+    What looks for model servers and runs one is imported when it is needed: it brings an HTTP client, a downloader and
+    three megabytes.
+    """
     if config.upstream in ("", "embedded"):
+        from whetherman_edge.service import model_server
+
         server = await model_server.resolve(config.upstream, config.upstream_kind, stack)
         gate.learned.kind = server.kind
         return Target.parse(server.url)
@@ -153,6 +159,8 @@ async def _target(config: Config, gate: Gate, stack: contextlib.AsyncExitStack) 
 
 async def _learn_kind(url: str, gate: Gate) -> None:
     """Ask the upstream what it is, again and more rarely while it is not up."""
+    from whetherman_edge.service import discovery
+
     pause_s = KIND_PAUSE_FIRST_S
     while True:
         gate.learned.kind = await discovery.kind_of(url)
