@@ -46,7 +46,7 @@ def words_of(text: str) -> list[str] | None:
     return _WORD.findall(text.lower())
 
 
-def _library_tokenizer(vocabulary: bytes) -> Tokenizer:
+def library_tokenizer(vocabulary: bytes) -> Tokenizer:
     """The `tokenizers` WordPiece for a newline-separated vocabulary, as potion's tokenizer.json configures it."""
     tokens = vocabulary.decode("utf-8").split("\n")
     tokenizer = Tokenizer(
@@ -72,7 +72,7 @@ class RouterTable:
         if vocabulary.count(b"\n") + 1 != self.vocab_size:
             raise fault(artifact.path, f"vocabulary and table differ in length ({self.vocab_size} rows)")
         try:
-            self._library = _library_tokenizer(vocabulary)
+            self._library = library_tokenizer(vocabulary)
         except Exception as exc:  # the library raises bare Exception for a bad vocabulary
             raise fault(artifact.path, "vocabulary cannot be read") from exc
         self._words: dict[str, tuple[int, ...]] = {}
