@@ -33,7 +33,7 @@ class MissingEngine:
     def __init__(self, fault: str) -> None:
         self._fault = fault
 
-    async def judge(self, _chat: ChatView, _deadline_s: float) -> Verdict:
+    def judge(self, _chat: ChatView, _deadline_s: float) -> Verdict:
         """Always raises ArtifactError."""
         raise ArtifactError(self._fault)
 
@@ -90,7 +90,8 @@ class Gate:
 
     async def verdict_on(self, body: bytes) -> Verdict:
         """The verdict on a chat body. Raises ViewError; ArtifactError without an engine."""
-        return await self.judge.judge(self.view(body), math.inf)
+        verdict = self.judge.judge(self.view(body), math.inf)
+        return verdict if isinstance(verdict, Verdict) else await verdict
 
     def check_profiles(self, config: Config) -> None:
         """Look at the configured profiles before the first request does.
@@ -106,14 +107,14 @@ class Gate:
             except (ProfileNotFound, ProfileError) as exc:
                 log.warning("event=profile_unusable name=%s detail=%r", name, str(exc))
 
-    async def warm_up(self) -> None:
+    def warm_up(self) -> None:
         """Judge once, so that the first request pays for no lazy import and no cold table."""
         if self.engine is None:
             return
         tool = Tool(name="search_web", description="Search the web.", parameters=(), key=b"\0" * 16)
         user = Message(role="user", text="What is the capital of France? Please look it up.")
         chat = ChatView(dialect="openai_chat", model="", messages=(user,), tools=(tool,), toolset_key=b"\0" * 16)
-        await self.engine.judge(chat, math.inf)
+        self.engine.judge(chat, math.inf)
 
 
 def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> Gate:

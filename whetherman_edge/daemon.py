@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 LINGER_S = 120.0
 # llama.cpp serves both; OpenAI-compatible clients use the first.
 CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
+# A request makes a few hundred containers that die by reference count; at Python's 700 each would bring a collection.
+GC_THRESHOLD = 5_000
 KIND_PAUSE_FIRST_S = 2.0
 KIND_PAUSE_MAX_S = 600.0
 
@@ -71,6 +73,7 @@ async def _serve(loaded: Loaded) -> None:
             starting = None
             gc.collect()
             gc.freeze()  # what was made at start stays; collections need not walk it again and again
+            gc.set_threshold(GC_THRESHOLD)
             await stop.wait()
             log.info("event=draining")
     except asyncio.CancelledError:
@@ -103,7 +106,7 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
             stack.callback(upstream.close)
             app = _app(config, upstream, gate, counters)
             await _decision_socket(decision_listener, gate, stack)
-            await gate.warm_up()
+            gate.warm_up()
             async with _accepting(app, listeners, config.drain_timeout_s):
                 urls = [_url(listener) for listener in listeners]
                 log.info("event=listening urls=%s upstream=%s", ",".join(urls), target.url)

@@ -46,7 +46,7 @@ class Router:
 
 
 class StaticEngine:
-    """A judge (``proxy.gating.Judge``) that answers at once, without leaving the event loop."""
+    """A judge (``proxy.gating.Judge``) that answers at once: a verdict takes a fraction of a millisecond."""
 
     def __init__(self, router: Router) -> None:
         """Open the packaged gate. Raises ArtifactError."""
@@ -57,8 +57,8 @@ class StaticEngine:
         tau = self._gate.default_tau
         self.default_tau = Tau(answer=tau.get("ANSWER"), ask=tau.get("ASK"), decline=tau.get("DECLINE"))
 
-    async def judge(self, chat: ChatView, _deadline_s: float) -> Verdict:
-        """The static verdict; takes a fraction of a millisecond, so nothing here waits."""
+    def judge(self, chat: ChatView, _deadline_s: float) -> Verdict:
+        """The static verdict."""
         return self._gate.judge(chat)
 
     def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:

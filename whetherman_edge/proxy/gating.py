@@ -11,7 +11,7 @@ import fnmatch
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, cast
 
 import msgspec
@@ -47,8 +47,8 @@ class Judge(Protocol):
     fused_names: tuple[str, ...]
     default_tau: Tau
 
-    async def judge(self, chat: ChatView, deadline_s: float, /) -> Verdict:
-        """The verdict on one request. ``deadline_s``: time.monotonic() at which nobody waits any more.
+    def judge(self, chat: ChatView, deadline_s: float, /) -> Verdict | Awaitable[Verdict]:
+        """The verdict on one request, at once or awaited. ``deadline_s``: time.monotonic() when nobody waits any more.
 
         Raises ArtifactError when the model is missing or broken; anything else it raises counts as a gate error.
         """
@@ -289,8 +289,10 @@ class Gating:
             return "breaker_open"
         deadline_s = self._clock() + self._deadline_s if self._deadline_s is not None else math.inf
         try:
-            async with asyncio.timeout(self._deadline_s):
-                verdict = await self._judge.judge(chat, deadline_s)
+            verdict = self._judge.judge(chat, deadline_s)
+            if not isinstance(verdict, Verdict):
+                async with asyncio.timeout(self._deadline_s):
+                    verdict = await verdict
             if self._clock() > deadline_s:  # a stage that does not yield is not interrupted, but it counts
                 raise TimeoutError
             _check(verdict)
