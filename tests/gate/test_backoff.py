@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whetherman_edge.gate.backoff import IGNORED_MAX, LEAKS_MAX, WINDOW, AgentState, Outcome
+from whetherman_edge.gate.backoff import IGNORED_MAX, LEAKS_MAX, NOTES_IGNORED_MAX, WINDOW, AgentState, Outcome
 
 
 def after(*outcomes: Outcome) -> AgentState:
@@ -25,6 +25,14 @@ def test_an_agent_that_mostly_goes_along_is_kept() -> None:
 def test_ignored_notes_count_too_but_weigh_less() -> None:
     assert not after(*["ignored"] * (IGNORED_MAX - 1)).backed_off
     assert after(*["ignored"] * IGNORED_MAX).backed_off
+
+
+def test_notes_give_way_before_withholding_ends() -> None:
+    state = after(*["ignored"] * NOTES_IGNORED_MAX)
+    assert state.notes_ignored
+    assert not state.backed_off
+    assert not after(*["kept"] * 50, *["ignored"] * NOTES_IGNORED_MAX).notes_ignored
+    assert not after(*["leaked"] * 2).notes_ignored
 
 
 def test_the_counts_follow_an_agent_that_changes() -> None:

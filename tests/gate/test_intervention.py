@@ -287,6 +287,24 @@ def test_C01_a_dialogue_that_began_stripped_stays_so_until_it_needs_tools() -> N
     assert mode_of(body, "ANSWER", "ollama", session=SessionState(sent_stripped=True)) == "strip"
 
 
+def test_D13_a_loop_that_goes_on_after_the_note_loses_its_tools() -> None:
+    step = [calls("get_weather", {"city": "Oslo"}), result("rain")]
+    twice, thrice = body_of(*FIRST, *step, *step), body_of(*FIRST, *step, *step, *step)
+    for kind in ("ollama", "llamacpp", "lmstudio"):
+        assert mode_of(twice, "ANSWER", kind, reason="loop_guard") == "note"
+        assert mode_of(thrice, "ANSWER", kind, reason="loop_guard") == "strip"
+        assert mode_of(thrice, "ANSWER", kind) == "note"  # the same dialogue, decided by score
+    assert mode_of(thrice, "ANSWER", "unknown", reason="loop_guard") == "note"  # not known to accept it
+
+
+def test_an_agent_that_ignores_notes_loses_its_tools_where_that_is_safe() -> None:
+    ignoring = SessionState(notes_ignored=True)
+    assert mode_of(body_of(*LATER), "ANSWER", "llamacpp", session=ignoring) == "strip"
+    assert mode_of(body_of(*LATER), "ANSWER", "unknown", session=ignoring) == "note"
+    asked = InterventionSettings(mode="note")
+    assert mode_of(body_of(*LATER), "ANSWER", "llamacpp", asked, session=ignoring) == "note"
+
+
 def test_C02_the_same_request_is_edited_to_the_same_bytes() -> None:
     body = body_of(*LATER)
     chat = view(body, ToolCache())

@@ -19,6 +19,10 @@ IGNORED_MAX = 8
 # Below these shares of all withheld requests the failures are noise of an agent that mostly goes along.
 LEAKED_SHARE_MAX = 0.10
 IGNORED_SHARE_MAX = 0.34
+# Agents that pass over a note may answer once the tools are gone: Qwen2.5-Coder-0.5B on a llama.cpp server called again
+# after each note behind a result (7 of 7) and answered when stripped. So notes give way before withholding ends.
+NOTES_IGNORED_MAX = 3
+NOTES_IGNORED_SHARE_MAX = 0.2
 # The counts are halved here, so that they follow an agent whose model file or template was changed.
 WINDOW = 200
 
@@ -42,6 +46,11 @@ class AgentState(msgspec.Struct, frozen=True, gc=False):
         if withheld > WINDOW and not AgentState(withheld, leaked, ignored).backed_off:
             return AgentState(withheld // 2, leaked // 2, ignored // 2)
         return AgentState(withheld, leaked, ignored)
+
+    @property
+    def notes_ignored(self) -> bool:
+        """True when this agent calls in spite of notes: tools are better taken away from it, where that is safe."""
+        return self.ignored >= NOTES_IGNORED_MAX and self.ignored > self.withheld * NOTES_IGNORED_SHARE_MAX
 
     @property
     def backed_off(self) -> bool:

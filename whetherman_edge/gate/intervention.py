@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from whetherman_edge.dialects.chat import ChatView, Intervention, InterventionMode
+from whetherman_edge.gate import loop_guard
 from whetherman_edge.gate.guards import tool_named
 from whetherman_edge.gate.policy import SessionState
 from whetherman_edge.gate.verdict import Decision
@@ -79,7 +80,9 @@ def plan(
     """
     if decision.label == "ACT":
         return None
-    mode = _mode(chat, capability, settings, session)
+    looping = decision.reason == "loop_guard"
+    ignored = session.notes_ignored or (looping and loop_guard.inspect(chat).repeats > loop_guard.REPEATS_MIN)
+    mode = _mode(chat, capability, settings, session, ignored=ignored)
     if mode == "prefill":
         return Intervention(
             mode="prefill", prefix=PREFIXES[decision.label], continue_flags=capability.prefill == "continue_flags"
@@ -88,7 +91,7 @@ def plan(
         decision.label,
         settings.wording,
         later=chat.last_role == "tool",
-        looping=decision.reason == "loop_guard",
+        looping=looping,
     )
     targets = _note_targets(chat, capability, settings)
     if chat.structured_output:
@@ -98,7 +101,7 @@ def plan(
     if mode == "strip":
         return Intervention(mode="strip", strip=True, sentence=words, note_at=targets)
     if mode == "none":
-        needed = capability.none_needs_note or decision.label != "ANSWER" or decision.reason == "loop_guard"
+        needed = capability.none_needs_note or decision.label != "ANSWER" or looping
         if needed:
             return Intervention(mode="none", forbid=True, sentence=words, note_at=targets)
         return Intervention(mode="none", forbid=True)
@@ -144,9 +147,13 @@ def without_prefill(capability: Capability) -> Capability:
 
 
 def _mode(
-    chat: ChatView, capability: Capability, settings: InterventionSettings, session: SessionState
+    chat: ChatView, capability: Capability, settings: InterventionSettings, session: SessionState, *, ignored: bool
 ) -> InterventionMode:
-    """The asked-for mode where it is safe, else the best one that is."""
+    """The asked-for mode where it is safe, else the best one that is.
+
+    ignored: a note did not help before, in this loop or with this agent; tools are then taken away, which costs a local
+    server the prefill of the history, less than another round of the loop.
+    """
     asked = settings.mode
     if asked == "prefill" and _may_prefill(chat, capability):
         return "prefill"
@@ -158,7 +165,7 @@ def _mode(
         return "note"
     if capability.cache_local:
         first = all(message.role != "assistant" for message in chat.messages) or session.sent_stripped
-        if (first or chat.structured_output) and _may_strip(chat, capability, settings):
+        if (first or ignored or chat.structured_output) and _may_strip(chat, capability, settings):
             return "strip"
         return "note" if not chat.structured_output or not _may_forbid(chat, capability) else "none"
     return "none" if _may_forbid(chat, capability) else "note"

@@ -42,8 +42,6 @@ REASONS: dict[str, str] = {
     "backed_off": "this agent does not go along with withholding, so it is left alone",
     "leaked_call": "the model wrote a call although the tools were withheld; the request was sent again unmodified",
     "refused": "the upstream refused the edited request; it was sent again unmodified",
-    "leaked_call": "the model called although its tools were withheld, so the original request was sent",
-    "refused": "the upstream refused the edited request, so the original one was sent",
     "no_intervention": "the upstream offers no safe way to carry out the decision",
     "gate_timeout": "the gate took longer than its deadline",
     "gate_error": "the gate failed",
@@ -75,22 +73,23 @@ class SessionState(msgspec.Struct, frozen=True, gc=False):
     """What must be remembered of one dialogue between its requests.
 
     ``asked_in_turn``: number of user turns when ASK was last applied, 0 for never; ``asked_at_length``: number of
-    messages then. ``backed_off``: the agent's state (``gate.backoff``) at this request. ``sent_stripped``: the last
-    request of this dialogue went out without its tools.
+    messages then. ``sent_stripped``: the last request of this dialogue went out without its tools. ``backed_off``,
+    ``notes_ignored``: the agent's state (``gate.backoff``) at this request.
     """
 
     asked_in_turn: int = 0
     asked_at_length: int = 0
     backed_off: bool = False
     sent_stripped: bool = False
+    notes_ignored: bool = False
 
     def after(self, decision: Decision, chat: ChatView, *, applied: bool, stripped: bool = False) -> SessionState:
-        """The state to keep when the request has gone out."""
+        """The state to keep when the request has gone out; the agent's part is filled in anew each time."""
         if applied and decision.label == "ASK":
             asked, length = n_user_turns(chat), len(chat.messages)
         else:
             asked, length = self.asked_in_turn, self.asked_at_length
-        return SessionState(asked, length, self.backed_off, stripped)
+        return SessionState(asked_in_turn=asked, asked_at_length=length, sent_stripped=stripped)
 
 
 def n_user_turns(chat: ChatView) -> int:

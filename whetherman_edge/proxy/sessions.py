@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import msgspec
+
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.gate.backoff import AgentState, Outcome
 from whetherman_edge.gate.policy import SessionState
@@ -31,11 +33,12 @@ class Sessions:
 
     def session(self, chat: ChatView, session_id: str, agent: str) -> SessionState:
         """The state of this dialogue, with its agent's back-off filled in."""
-        backed_off = bool(self._agents) and self._agents.get(agent, _NEW_AGENT).backed_off
         state = self._sessions.get(key_of(chat, session_id), _NEW_SESSION) if self._sessions else _NEW_SESSION
-        if state.backed_off == backed_off:
+        known = self._agents.get(agent, _NEW_AGENT) if self._agents else _NEW_AGENT
+        backed_off, notes_ignored = known.backed_off, known.notes_ignored
+        if not backed_off and not notes_ignored:
             return state
-        return SessionState(state.asked_in_turn, state.asked_at_length, backed_off, state.sent_stripped)
+        return msgspec.structs.replace(state, backed_off=backed_off, notes_ignored=notes_ignored)
 
     def keep(self, chat: ChatView, session_id: str, state: SessionState) -> None:
         """Remember a dialogue's state; the initial one is not worth a place."""
