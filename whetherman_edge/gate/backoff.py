@@ -20,7 +20,7 @@ IGNORED_MAX = 8
 LEAKED_SHARE_MAX = 0.10
 IGNORED_SHARE_MAX = 0.34
 # Agents that pass over a note may answer once the tools are gone: Qwen2.5-Coder-0.5B on a llama.cpp server called again
-# after each note behind a result (7 of 7) and answered when stripped. So notes give way before withholding ends.
+# after each note behind a result (5 of 5) and answered when stripped. So notes give way before withholding ends.
 NOTES_IGNORED_MAX = 3
 NOTES_IGNORED_SHARE_MAX = 0.2
 # The counts are halved here, so that they follow an agent whose model file or template was changed.
