@@ -121,6 +121,7 @@ bench: install-test
 	@$(BIN)/whetherman-edge bench latency
 	@$(BIN)/whetherman-edge bench router
 	@$(BIN)/whetherman-edge bench proxy
+	@$(BIN)/whetherman-edge bench socket
 
 # The source archive first, then the wheel out of it: shows that the archive is complete.
 wheel: install-test
