@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import uvloop
-from aiohttp import web
+from aiohttp.web_server import Server
 
 from whetherman_edge import __version__, composition
 from whetherman_edge.composition import Gate
@@ -235,7 +235,7 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> 
 async def _accepting(app: App, listeners: list[socket.socket], drain_timeout_s: float) -> AsyncIterator[None]:
     """Accept connections inside the block; drain after it."""
     loop = asyncio.get_running_loop()
-    server = web.Server(
+    server = Server(
         app.handle,
         handler_cancellation=True,  # a client that goes away cancels its handler, which aborts the upstream
         access_log=None,

@@ -13,9 +13,9 @@ import msgspec
 
 from whetherman_edge.dialects.chat import Tool
 
-# One agent has 1 to 90 tools (FACTS 6); 64 sets and 2,048 tools hold dozens of agents in about 4 MB.
+# One agent has 1 to 90 tools (FACTS 6); 64 sets and 1,024 tools hold dozens of agents in about 2 MB.
 TOOLSETS_MAX = 64
-TOOLS_MAX = 2048
+TOOLS_MAX = 1024
 DIGEST_BYTES = 16
 # Sets whose very bytes are kept: a laptop runs a few agents at a time.
 RECENT_MAX = 4

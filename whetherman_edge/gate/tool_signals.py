@@ -21,7 +21,7 @@ from whetherman_edge.router.prototype import Slate
 F32Matrix = npt.NDArray[np.float32]
 
 TOOLSETS_CACHED_MAX: Final = 64
-TOOLS_CACHED_MAX: Final = 4096
+TOOLS_CACHED_MAX: Final = 1024
 DESCRIPTION_CHARS_MAX: Final = 400
 
 # An argument that names one thing: only a lookup or the user can know it.

@@ -9,7 +9,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from aiohttp import web
+from aiohttp.web_request import BaseRequest
+from aiohttp.web_response import StreamResponse
 
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.guard import Guard
@@ -18,7 +19,7 @@ from whetherman_edge.proxy.upstream import Headers
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.BaseRequest, Reply], Awaitable[Reply]]
+Handler = Callable[[BaseRequest, Reply], Awaitable[Reply]]
 
 # Probes carry no key, and say nothing that needs one.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
@@ -70,7 +71,7 @@ class App:
         self._own[method, path] = handler
         self._own_paths |= {path}
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: BaseRequest) -> StreamResponse:
         """Serve one request; aiohttp gets back a Reply that is already written."""
         self.active += 1
         self._idle.clear()
@@ -102,7 +103,7 @@ class App:
         self._counters.add("responses_total", (("status", f"{reply.status // 100}xx"),))
         return reply  # type: ignore[return-value]  # what aiohttp needs of a response is listed in Reply's docstring
 
-    async def _serve(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def _serve(self, request: BaseRequest, reply: Reply) -> Reply:
         path = request.rel_url.raw_path
         over_tcp = not isinstance(request._transport_sockname, (str, bytes))
         origin = request.headers.get("Origin")
@@ -141,7 +142,7 @@ class App:
             )
         return await self._relay(request, reply)
 
-    async def _preflight(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def _preflight(self, request: BaseRequest, reply: Reply) -> Reply:
         wanted = request.headers.get("Access-Control-Request-Headers", "")
         headers = [
             (b"Access-Control-Allow-Methods", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
@@ -159,6 +160,6 @@ def _cors(origin: str) -> Headers:
     ]
 
 
-def _logged_path(request: web.BaseRequest) -> str:
+def _logged_path(request: BaseRequest) -> str:
     """The path without its query, which may hold a key (field case O10)."""
     return request.rel_url.raw_path[:200]

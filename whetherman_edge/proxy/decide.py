@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.errors import RequestError
 from whetherman_edge.gate.verdict import LABELS
@@ -62,7 +62,7 @@ class DecideEndpoint:
         self._gating = gating
         self._body_bytes_max = body_bytes_max
 
-    async def handle(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
         """200 with a Record; 400 for what is no JSON, 413, 422 for JSON that is no chat body."""
         await answer_expect(request)
         body, whole = await read_body(request, self._body_bytes_max)

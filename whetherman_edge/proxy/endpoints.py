@@ -7,7 +7,7 @@ import resource
 import sys
 from collections.abc import Callable
 
-from aiohttp import web
+from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.learned import Learned
@@ -37,18 +37,18 @@ class Health:
         self._checked_at_s = -READY_CACHE_S
         self._checking = asyncio.Lock()
 
-    async def livez(self, _request: web.BaseRequest, reply: Reply) -> Reply:
+    async def livez(self, _request: BaseRequest, reply: Reply) -> Reply:
         """200 while the process serves."""
         return await reply.send_json(200, "OK", {"status": "ok"})
 
-    async def readyz(self, _request: web.BaseRequest, reply: Reply) -> Reply:
+    async def readyz(self, _request: BaseRequest, reply: Reply) -> Reply:
         """200 when the upstream accepts connections and the gate can judge; else 503 with the causes."""
         causes = await self._causes()
         if causes:
             return await reply.send_json(503, "Service Unavailable", {"status": "unready", "causes": causes})
         return await reply.send_json(200, "OK", {"status": "ok"})
 
-    async def health(self, _request: web.BaseRequest, reply: Reply) -> Reply:
+    async def health(self, _request: BaseRequest, reply: Reply) -> Reply:
         """Always 200: version, upstream and its kind, and what ``/readyz`` would say."""
         causes = await self._causes()
         value = {
@@ -60,7 +60,7 @@ class Health:
         }
         return await reply.send_json(200, "OK", value)
 
-    async def metrics(self, _request: web.BaseRequest, reply: Reply) -> Reply:
+    async def metrics(self, _request: BaseRequest, reply: Reply) -> Reply:
         """Prometheus text."""
         self._counters.set_gauge("resident_bytes_max", peak_resident_bytes(), "peak resident memory of the daemon")
         text = (b"Content-Type", b"text/plain; version=0.0.4; charset=utf-8")

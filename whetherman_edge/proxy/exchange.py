@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterable
 
-from aiohttp import web
+from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.errors import UpstreamMissing, UpstreamReset
 from whetherman_edge.gate import policy
@@ -60,7 +60,7 @@ class Exchange:
         self._api_key = api_key
         self._upstream_api_key = upstream_api_key
 
-    async def chat(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def chat(self, request: BaseRequest, reply: Reply) -> Reply:
         """One chat request."""
         started_s = time.perf_counter()
         body = await self._receive(request)  # bytes, or what is too large for the gate, as a stream
@@ -78,7 +78,7 @@ class Exchange:
         self._conclude(answer, reply, fault, started_s)  # back-off, counters, the one log line
         return reply
 
-    async def relay(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def relay(self, request: BaseRequest, reply: Reply) -> Reply:
         """Relay a request that is none of the gate's business: any method, path, query and body."""
         body: Body
         length = request.content_length
@@ -97,7 +97,7 @@ class Exchange:
         return await self.pass_on(response, reply)
 
     async def send(
-        self, request: web.BaseRequest, body: Body, *, encoded: bool = True, edited: bool = False
+        self, request: BaseRequest, body: Body, *, encoded: bool = True, edited: bool = False
     ) -> UpstreamResponse:
         """Send the client's request with a given body. Raises UpstreamMissing.
 
@@ -130,7 +130,7 @@ class Exchange:
         )
         return await reply.send_error(502, "Bad Gateway", message, "upstream_error", f"upstream_{kind}")
 
-    async def _receive(self, request: web.BaseRequest) -> bytes | BodyStream:
+    async def _receive(self, request: BaseRequest) -> bytes | BodyStream:
         length = request.content_length
         if length is not None and length > self._body_bytes_max:
             stream = BodyStream(request, bytes_max=self._body_bytes_max)
@@ -140,7 +140,7 @@ class Exchange:
         body, whole = await read_body(request, self._gate_body_bytes_max)
         return body if whole else BodyStream(request, body, self._body_bytes_max)
 
-    async def _large(self, request: web.BaseRequest, reply: Reply, body: BodyStream, started_s: float) -> Reply:
+    async def _large(self, request: BaseRequest, reply: Reply, body: BodyStream, started_s: float) -> Reply:
         """A body over the gate's limit streams through ungated; one over the hard cap is refused (field case S09)."""
         ruling = Ruling(decision=policy.unscored("bypass:oversize"), mode="off", ms=0.0)
         reply.extra += ruling.headers()
@@ -225,7 +225,7 @@ class Exchange:
         )
 
 
-def request_target(request: web.BaseRequest) -> bytes:
+def request_target(request: BaseRequest) -> bytes:
     """The request target as the client wrote it: raw escapes, query and all; origin form also for a proxy-style one."""
     target: str = request._message.path
     if not target.startswith("/") and "://" in target:
@@ -233,7 +233,7 @@ def request_target(request: web.BaseRequest) -> bytes:
     return target.encode("utf-8", "surrogateescape")
 
 
-async def answer_expect(request: web.BaseRequest) -> None:
+async def answer_expect(request: BaseRequest) -> None:
     """Send 100 Continue to a client that waits for it before it sends the body (RFC 9110 section 10.1.1)."""
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")

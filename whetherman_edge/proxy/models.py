@@ -16,7 +16,7 @@ import logging
 from collections.abc import Mapping
 
 import msgspec
-from aiohttp import web
+from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.dialects.system_one_answer import MODELS
@@ -49,7 +49,7 @@ class Models:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    async def handle(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
         """One GET (or HEAD, which is relayed)."""
         for_system_one = speaks_system_one(request.headers)
         try:

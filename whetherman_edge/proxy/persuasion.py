@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection
 from typing import Protocol
 
-from aiohttp import web
+from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating, Ruling
@@ -45,7 +45,7 @@ class Send(Protocol):
     """``Exchange.send``."""
 
     def __call__(
-        self, request: web.BaseRequest, body: bytes, *, encoded: bool = True, edited: bool = False
+        self, request: BaseRequest, body: bytes, *, encoded: bool = True, edited: bool = False
     ) -> Awaitable[UpstreamResponse]: ...
 
 
@@ -57,7 +57,7 @@ class Persuasion:
         self._gating = gating
         self._counters = counters
 
-    async def ask(self, request: web.BaseRequest, body: bytes, sent: bytes, ruling: Ruling) -> Answer:
+    async def ask(self, request: BaseRequest, body: bytes, sent: bytes, ruling: Ruling) -> Answer:
         """Send ``sent``; ``body``: the client's own bytes. Raises UpstreamMissing."""
         plan = ruling.plan
         if plan is None:

@@ -11,8 +11,8 @@ import struct
 from collections.abc import AsyncIterator, Iterable
 
 import msgspec
-from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
@@ -95,7 +95,7 @@ class Reply:
         "status",
     )
 
-    def __init__(self, request: web.BaseRequest, *, extra: Headers | None = None) -> None:
+    def __init__(self, request: BaseRequest, *, extra: Headers | None = None) -> None:
         self._request = request
         self._writer: AbstractStreamWriter = request.writer
         self._chunked = False
@@ -198,7 +198,7 @@ class Reply:
         error = {"message": message, "type": kind, "param": None, "code": code, "src": src}
         return await self.send_json(status, reason, {"error": error})
 
-    async def prepare(self, request: web.BaseRequest) -> None:
+    async def prepare(self, request: BaseRequest) -> None:
         """Nothing left to do; see the class."""
 
     async def write_eof(self) -> None:
@@ -233,7 +233,7 @@ async def relay(response: UpstreamResponse, reply: Reply, held: bytes = b"", tal
     response.release()
 
 
-async def read_body(request: web.BaseRequest, bytes_max: int) -> tuple[bytes, bool]:
+async def read_body(request: BaseRequest, bytes_max: int) -> tuple[bytes, bool]:
     """Read the request body up to ``bytes_max``; returns what was read and whether that is all of it."""
     content = request.content
     parts: list[bytes] = []
@@ -250,7 +250,7 @@ async def read_body(request: web.BaseRequest, bytes_max: int) -> tuple[bytes, bo
 class BodyStream:
     """A request body passed on as it arrives: what was read already, then the rest. ``too_large``: it hit the cap."""
 
-    def __init__(self, request: web.BaseRequest, head: bytes = b"", bytes_max: int | None = None) -> None:
+    def __init__(self, request: BaseRequest, head: bytes = b"", bytes_max: int | None = None) -> None:
         self._content = request.content
         self._head = head
         self._bytes_max = bytes_max

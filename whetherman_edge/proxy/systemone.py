@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
-from aiohttp import web
+from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects import system_one, system_one_answer
 from whetherman_edge.dialects.system_one import Choice, Question, Refusal, Request, State
@@ -84,12 +84,12 @@ class SystemOne:
         self._gate = gate
         self._rerank = rerank
 
-    async def handle(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
         """Read, answer, write."""
         body = await read_request(request, reply)
         return await self.reply(request, reply, body)
 
-    async def reply(self, request: web.BaseRequest, reply: Reply, body: bytes | None) -> Reply:
+    async def reply(self, request: BaseRequest, reply: Reply, body: bytes | None) -> Reply:
         """Answer a body that was read already; None for one over the limit."""
         if body is None:
             answered = _refused(
@@ -193,7 +193,7 @@ class UpstreamFirst:
         self._own = own
         self._exchange = exchange
 
-    async def handle(self, request: web.BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
         """Relay unless the upstream is away or knows no such path."""
         body = await read_request(request, reply)
         if body is None:
@@ -209,7 +209,7 @@ class UpstreamFirst:
         return await self._exchange.pass_on(response, reply)
 
 
-async def read_request(request: web.BaseRequest, reply: Reply) -> bytes | None:
+async def read_request(request: BaseRequest, reply: Reply) -> bytes | None:
     """The body as sent; None when it is over the limit, and then the connection closes after the answer."""
     await answer_expect(request)
     body, complete = await read_body(request, system_one.BODY_BYTES_MAX)
