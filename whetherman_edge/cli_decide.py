@@ -63,6 +63,7 @@ def _run(parsed: argparse.Namespace) -> int:
     if gate.fault:
         raise EnvironmentFault(gate.fault)
     gate.check_profiles(config)
+    gate.warm_up()
     with _input(parsed.file) as source, _output(parsed.out) as sink, asyncio.Runner() as runner:
         if parsed.jsonl:
             return _lines(gate, runner, source, sink)
