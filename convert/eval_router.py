@@ -123,10 +123,7 @@ def main() -> None:
 def priority_rows(shared: Path, data: Path) -> list[dict[str, object]]:
     """Queries for the seven tools: the shared ones and our own."""
     rows = list(lines(shared / "authored" / "priority_train.jsonl"))
-    for name in ("priority.jsonl", "router_priority.jsonl.gz"):
-        if (data / name).is_file():
-            rows += lines(data / name)
-    return rows
+    return [*rows, *lines(data / "router_priority.jsonl.gz")]
 
 
 if __name__ == "__main__":

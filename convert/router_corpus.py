@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-import itertools
 import json
 import random
 import re
@@ -42,6 +41,7 @@ class Query:
     text: str
     accept: list[int]
     candidates: list[int] | None = None
+    opens: bool = True
 
 
 @dataclass
@@ -78,7 +78,9 @@ def properties(schema: object) -> list[str]:
 
 def authored(tools_path: Path, queries_path: Path, source: str) -> list[Pool]:
     """Authored tools by domain; the wrong tools of a one-tool domain come from other pools."""
-    tools = json.loads(tools_path.read_text())
+    opener = gzip.open if tools_path.suffix == ".gz" else open
+    with opener(tools_path, "rt", encoding="utf-8") as file:
+        tools = json.load(file)
     by_domain: dict[str, Pool] = {}
     place: dict[str, tuple[str, int]] = {}
     for tool in tools:
@@ -93,10 +95,24 @@ def authored(tools_path: Path, queries_path: Path, source: str) -> list[Pool]:
     return list(by_domain.values())
 
 
+def turns(messages: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], bool]]:
+    """(user text, names called before the next user text, whether it opens the dialogue), where anything was called."""
+    asked = [i for i, m in enumerate(messages) if m.get("role") == "user"]
+    for position, start in enumerate(asked):
+        end = asked[position + 1] if position + 1 < len(asked) else len(messages)
+        text = messages[start].get("content")
+        called = [c["function"]["name"] for m in messages[start:end] for c in m.get("tool_calls") or []]
+        if called and isinstance(text, str):
+            yield text, called, position == 0
+
+
 def gate_calls(path: Path) -> list[Pool]:
-    """User text -> first tool called, from the histories of the dialogues; one pool a tool list."""
+    """User text -> tools called for it, from the histories of the dialogues; one pool a tool list.
+
+    A text that opens its dialogue can be understood alone; ``Query.opens`` says so, and validation asks for it.
+    """
     pools: dict[str, Pool] = {}
-    seen: set[tuple[str, str]] = set()
+    seen: dict[tuple[str, str], Query] = {}  # items of one set share prefixes; the longest knows all calls
     for row in lines(path):
         if row["domain"] == "lang":
             continue
@@ -104,20 +120,21 @@ def gate_calls(path: Path) -> list[Pool]:
         key = hashlib.sha256(json.dumps(offered, sort_keys=True).encode()).hexdigest()
         names = [t["name"] for t in offered]
         messages = row["request"]["messages"]
-        for before, message in itertools.pairwise(messages):
-            calls = [c["function"]["name"] for c in message.get("tool_calls") or []]
-            text = before.get("content")
-            if before.get("role") != "user" or not calls or not isinstance(text, str) or not set(calls) <= set(names):
+        for text, called, opens in turns(messages):
+            if not set(called) <= set(names) or len(text) > 600:
                 continue
-            if (key, text) in seen or len(text) > 600:
-                continue
-            seen.add((key, text))
             if key not in pools:
                 tools = [
                     ToolText(t["name"], [t.get("description") or ""], properties(t.get("parameters"))) for t in offered
                 ]
                 pools[key] = Pool("gate", f"{row['domain']}:{row.get('set')}", tools, [])
-            pools[key].queries.append(Query(text, sorted({names.index(c) for c in calls}), list(range(len(names)))))
+            accept = [names.index(name) for name in dict.fromkeys(called)]
+            if (key, text) in seen:
+                query = seen[key, text]
+                query.accept = list(dict.fromkeys(query.accept + accept))
+            else:
+                query = seen[key, text] = Query(text, accept, list(range(len(names))), opens)
+                pools[key].queries.append(query)
     return list(pools.values())
 
 
@@ -219,8 +236,8 @@ def mcp(folder: Path) -> list[Pool]:
     return pools
 
 
-def intents(shared: Path, per_intent: int, rng: random.Random, described: dict[str, str]) -> list[Pool]:
-    """Intent data sets as tool lists: the intent's name, and our description of it where there is one."""
+def intents(shared: Path, per_intent: int, rng: random.Random) -> list[Pool]:
+    """Intent data sets as tool lists by name only."""
     rows: dict[str, dict[str, list[str]]] = {
         name: defaultdict(list) for name in ("clinc150", "hwu64", "snips", "banking77")
     }
@@ -235,8 +252,7 @@ def intents(shared: Path, per_intent: int, rng: random.Random, described: dict[s
         for intent, texts in sorted(by_intent.items()):
             if intent in INTENT_NOISE:
                 continue
-            text = described.get(f"{source}/{intent}")
-            pool.tools.append(ToolText(intent, [text] if text else []))
+            pool.tools.append(ToolText(intent, []))
             texts = sorted(set(texts))
             rng.shuffle(texts)
             pool.queries += [Query(t, [len(pool.tools) - 1]) for t in texts[:per_intent]]
@@ -260,22 +276,17 @@ def bfcl(folder: Path) -> list[Pool]:
 def load_pools(shared: Path, data: Path, bfcl_folder: Path | None, seed: int = 0) -> list[Pool]:
     """Every pool. ``data``: our own files (convert/data or a folder of drafts)."""
     rng = random.Random(seed)
-    described: dict[str, str] = {}
-    for path in (data / "router_intents.json",):
-        if path.is_file():
-            described = json.loads(path.read_text())
     pools = authored(
         shared / "authored" / "tools_train.json", shared / "authored" / "tools_train_queries.jsonl", "authored"
     )
-    if (data / "tools2.json").is_file():
-        pools += authored(data / "tools2.json", data / "tools2_queries.jsonl", "authored2")
+    pools += authored(data / "router_tools.json.gz", data / "router_tools_queries.jsonl.gz", "authored2")
     pools += gate_calls(shared / "authored" / "gate_train.jsonl")
     pools += metatool(shared / "metatool", 40, rng)
     pools += sealtools(shared / "sealtools")
     pools += toolselect(shared / "toolselect")
     pools += stabletoolbench(shared / "stabletoolbench")
     pools += mcp(shared / "livemcpbench")
-    pools += intents(shared, 60, rng, described)
+    pools += intents(shared, 60, rng)
     if bfcl_folder is not None:
         pools += bfcl(bfcl_folder)
     return pools

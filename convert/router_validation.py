@@ -92,6 +92,8 @@ def mcp_slates(pools: Sequence[Pool]) -> list[Case]:
         if pool.source != "gate" or len(pool.tools) < 2:
             continue
         for query in pool.queries:
+            if not query.opens:
+                continue
             rng = _rng("mcp", query.text)
             size = round(math.exp(rng.uniform(math.log(low), math.log(high))))
             chosen = list(pool.tools)

@@ -81,10 +81,12 @@ class Postings:
         flat = np.zeros(2 * n)
         places = self._places
         for cls in query:
-            place = places.get(cls)
-            if place is not None:
-                flat[place[0]] += place[1]
+            if cls in places:
+                at, value = places[cls]
+                flat[at] += value
+        covered, own = flat[:n], flat[n:]
         total = sum(query.values())
-        if total <= 0.0:
-            return flat[:n]
-        return np.asarray(flat[:n] / total + flat[n:])
+        if total > 0.0:
+            covered /= total
+            covered += own
+        return covered

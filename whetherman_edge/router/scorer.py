@@ -28,9 +28,9 @@ from whetherman_edge.router.table import RouterTable
 
 F64Vector = npt.NDArray[np.float64]
 
-TOOLS_CACHED_MAX: Final = 4096  # about 3 KB each
+TOOLS_CACHED_MAX: Final = 2048  # about 3 KB each
 SLATES_CACHED_MAX: Final = 64
-SLATE_TOOLS_CACHED_MAX: Final = 4096  # over all cached slates: about 2.5 KB a tool, 10 MB at most
+SLATE_TOOLS_CACHED_MAX: Final = 2048  # over all cached slates: about 2.5 KB a tool, 5 MB at most
 
 
 class Scores(msgspec.Struct, frozen=True, gc=False):
@@ -104,7 +104,9 @@ class Scorer:
         if len(slate.example_tool):
             np.maximum.at(by_channel[0], slate.example_tool, cosines[len(CHANNELS) * n :])
         lexical = slate.postings.score(self._embedder.stems.weights(ids))
-        logit = self._mix @ by_channel + lexical + slate.bias
+        logit: F64Vector = self._mix @ by_channel
+        logit += lexical
+        logit += slate.bias
         scale = self._scale + self._scale_log_n * math.log(max(n, 2))
         if len(slate.known_at) and self._head is not None:
             known = self._head.scores(query, pooled, kernels)
@@ -170,8 +172,9 @@ def softmax(logit: F64Vector) -> F64Vector:
     """Probabilities of ``logit``; empty stays empty."""
     if not len(logit):
         return np.zeros(0)
-    weight = np.exp(logit - logit.max())
-    return np.asarray(weight / weight.sum())
+    weight: F64Vector = np.exp(logit - np.maximum.reduce(logit))
+    weight /= np.add.reduce(weight)
+    return weight
 
 
 def choice_of(slate: Slate, scores: Scores) -> Choice:
