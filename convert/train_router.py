@@ -35,11 +35,11 @@ from whetherman_edge.router.prototype import FIELD_TOKENS_MAX
 from whetherman_edge.router.table import SPECIALS, library_tokenizer
 
 SOURCES = {
-    "authored": 6.0, "authored2": 8.0, "gate": 9.0, "metatool": 2.0, "sealtools": 0.6, "toolselect": 0.5,
-    "stabletoolbench": 0.3, "mcp": 0.8, "intent": 1.5, "bfcl": 0.3, "priority": 1.6,
+    "authored": 7.0, "authored2": 9.0, "gate": 9.0, "metatool": 1.5, "sealtools": 0.7, "toolselect": 0.5,
+    "stabletoolbench": 0.3, "mcp": 1.0, "intent": 1.0, "bfcl": 0.3, "priority": 1.6,
 }  # fmt: skip
 UNIT = 100.0  # potion's rows are about this long; the parameters are rows over this
-QUERIES, DESCRIPTION_QUERIES, EXTRA_TOOLS = 48, 8, 24
+QUERIES, DESCRIPTION_QUERIES, EXTRA_TOOLS = 48, 14, 24
 OTHERS = (0, 2, 5, 10, 20, 40, 1000)  # sizes of the random part of a slate
 OVERLAPPING = frozenset({"intent", "metatool", "sealtools"})  # other sources may well answer these
 PULL, LEXICAL_DECAY, DISTIL = 1.0, 0.02, 2.0
@@ -294,7 +294,8 @@ class Teacher:
 
     def __init__(self, path: Path, encoder: Encoder, rng: random.Random) -> None:
         saved = np.load(path)
-        self.ids = [encoder.ids(t) or [len(SPECIALS)] for t in saved["texts"].tolist()]
+        texts: list[str] = json.loads(saved["texts"].tobytes())
+        self.ids = [encoder.ids(t) or [len(SPECIALS)] for t in texts]
         self.vectors, self.rng = torch.tensor(saved["vectors"].astype(np.float32)), rng
 
     def loss(self, model: Model) -> torch.Tensor:
@@ -388,7 +389,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data", help="our own data")
     parser.add_argument("--bfcl", type=Path, help="bfcl_eval/data")
     parser.add_argument("--teacher", type=Path, help="output of router_teacher")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--everything", action="store_true", help="train on the validation pools too (for shipping)")
     parser.add_argument("--out", type=Path)
