@@ -8,7 +8,7 @@ so the cost does not grow with the history. Nothing here depends on the clock, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -24,8 +24,10 @@ from whetherman_edge.gate.text_signals import (
     TextReader,
     TextSignals,
     clip,
+    name_words,
 )
-from whetherman_edge.gate.tool_signals import ToolReader, ToolsetSignals
+from whetherman_edge.gate.tool_signals import ToolReader, ToolsetSignals, ToolSignals
+from whetherman_edge.kernels import NGRAM_ALL, NGRAM_WORD1, NGRAM_WORD2
 from whetherman_edge.router.scorer import Scorer, Scores
 
 F32Vector = npt.NDArray[np.float32]
@@ -34,12 +36,27 @@ F32Matrix = npt.NDArray[np.float32]
 COUNT_MAX: Final = 8.0  # calls, results and arguments beyond this say no more
 HISTORY_RESULTS_MAX: Final = 4  # of earlier steps, whose words may answer the question
 
-DENSE_BLOCKS: Final = ("user", "best_tool", "result", "assistant", "previous_user", "tools_mean", "system")
+DENSE_BLOCKS: Final = ("user", "next_tool", "result", "assistant", "previous_user", "tools_mean", "system")
 
-# Fields of the hashed n-grams; each has its own seed, so that a word of the user and one of a result differ.
-NGRAM_FIELDS: Final = ("user", "first_words", "last_words", "assistant", "result", "best_tool")
-ASSISTANT_TAIL_CHARS: Final = 200
-RESULT_HEAD_CHARS: Final = 300
+# Fields of the hashed n-grams: name -> (hash seed, modes, weight). Seeds differ, so that a word of the user and one of
+# a result differ. ``user_now`` is hashed with its seed plus the phase (first step, later user turn, after a result): a
+# verb that asks for a call on the first step may have been served after it.
+_WORDS: Final = NGRAM_WORD1 | NGRAM_WORD2
+NGRAM_FIELDS: Final[Mapping[str, tuple[int, int, float]]] = {
+    "user": (1, NGRAM_ALL, 1.0),
+    "first_words": (2, _WORDS, 0.5),
+    "last_words": (3, _WORDS, 0.5),
+    "assistant": (4, NGRAM_ALL, 1.0),
+    "result": (5, NGRAM_ALL, 1.0),
+    "next_tool": (6, _WORDS, 1.0),
+    "last_call": (7, _WORDS, 1.0),
+    "previous_user": (8, NGRAM_WORD1, 0.5),
+    "system": (9, NGRAM_WORD1, 0.5),
+    "user_now": (16, _WORDS, 1.0),
+}
+TAIL_CHARS: Final = 200  # of the assistant's text and the previous user turn
+HEAD_CHARS: Final = 300  # of the result and the system text
+_ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")  # 12:30 and 17:05 are the same to the hash
 
 STRUCTURE_NAMES: Final = (
     "n_messages n_user_turns n_tools has_system system_chars last_is_user last_is_tool n_calls n_results n_called_names"
@@ -80,30 +97,38 @@ COVER_NAMES: Final = (
 COSINE_NAMES: Final = (
     "cos_user_result cos_user_assistant cos_user_previous cos_user_system cos_user_tools cos_result_assistant"
 ).split()
-SCALAR_NAMES: Final[tuple[str, ...]] = tuple(
-    [
-        *STRUCTURE_NAMES,
-        *USER_NAMES,
-        *ASSISTANT_NAMES,
-        *RESULT_NAMES,
-        *ROUTER_NAMES,
-        *COVER_NAMES,
-        *COSINE_NAMES,
-    ]
+SCALAR_NAMES: Final[tuple[str, ...]] = (
+    *STRUCTURE_NAMES,
+    *USER_NAMES,
+    *ASSISTANT_NAMES,
+    *RESULT_NAMES,
+    *ROUTER_NAMES,
+    *COVER_NAMES,
+    *COSINE_NAMES,
 )
 N_SCALARS: Final = len(SCALAR_NAMES)
+
+
+class Field(msgspec.Struct, frozen=True, gc=False):
+    """One n-gram field: its hash seed, its NGRAM_* modes, its weight, and its UTF-8 with all digits made 0."""
+
+    seed: int
+    modes: int
+    weight: float
+    text: bytes
 
 
 class Features(msgspec.Struct, frozen=True, gc=False):
     """One request as numbers.
 
     ``scalars``: (N_SCALARS,) float32 in the order of SCALAR_NAMES. ``dense``: (len(DENSE_BLOCKS), dim) float32, unit
-    vectors or zeros. ``texts``: UTF-8 of each of NGRAM_FIELDS. ``tool``, ``tool_probability``: the router's choice.
+    vectors or zeros. ``fields``: the texts whose n-grams are hashed, empty ones left out. ``tool``,
+    ``tool_probability``: the router's choice for the last user turn.
     """
 
     scalars: F32Vector
     dense: F32Matrix
-    texts: tuple[bytes, ...]
+    fields: tuple[Field, ...]
     tool: str
     tool_probability: float
 
@@ -140,34 +165,38 @@ class Extractor:
         step = self._step(chat)
         user = step.user
         dense = np.zeros((len(DENSE_BLOCKS), self._dim), dtype=np.float32)
+        texts = np.stack(
+            [user.vector, step.result.vector, step.assistant.vector, step.previous.vector, step.system.vector]
+        )
         dense[0] = user.vector
         if step.results:
             dense[2] = step.result.vector
-        dense[3] = step.assistant.vector
-        dense[4] = step.previous.vector
-        dense[6] = step.system.vector
+        dense[3], dense[4], dense[6] = texts[2], texts[3], texts[4]
         values = _structure(chat, step)
         values += _user(user)
         values += _assistant(chat, step)
         values += _result(step)
-        tool, probability = "", 0.0
+        tool, following, probability = "", "", 0.0
+        gram = (texts @ texts.T).tolist()
+        with_tools = 0.0
         if chat.tools:
             slate = self._scorer.slate(chat.tools, chat.toolset_key)
             toolset = self._tools.toolset(chat.tools, slate, chat.toolset_key)
-            scores = self._scorer.score(user.text, slate)
-            best = int(scores.logit.argmax())
-            tool, probability = toolset.tools[best].name, float(scores.probability[best])
-            dense[1] = toolset.vectors[best]
+            fit = _Fit(step, toolset, self._scorer.score(user.text, slate), (texts @ toolset.vectors.T).tolist(), gram)
+            tool, probability = toolset.tools[fit.best].name, fit.probability[fit.best]
+            following = toolset.tools[fit.next].name
+            dense[1] = toolset.vectors[fit.next]
             dense[5] = toolset.mean
-            values += _router(step, toolset, scores, best)
+            with_tools = sum(fit.cosines[0]) / len(toolset.tools)
+            values += _router(step, toolset, fit)
         else:
             values += [0.0] * len(ROUTER_NAMES)
         values += self._cover(step)
-        values += _cosines(step, dense)
+        values += [*gram[0][1:], with_tools, gram[1][2]]
         return Features(
             scalars=np.array(values, dtype=np.float32),
             dense=dense,
-            texts=_ngram_texts(step, tool),
+            fields=_fields(step, following),
             tool=tool,
             tool_probability=probability,
         )
@@ -224,32 +253,56 @@ class Extractor:
     def _cover(self, step: _Step) -> list[float]:
         """How much of the user's request the dialogue already holds; in the order of COVER_NAMES."""
         user, texts = step.user, self._texts
+        if not step.results and not step.earlier_results and not step.calls and not step.earlier_calls:
+            return _cover_without_calls(step)
         now = [texts.signals(message.text) for message in step.results[-HISTORY_RESULTS_MAX:]]
         before = [texts.signals(message.text) for message in step.earlier_results[-HISTORY_RESULTS_MAX:]]
-        everything = now + before
         arguments = texts.signals(" ".join([f"{c.name} {c.arguments}" for c in step.calls[-8:]]))
         earlier = texts.signals(" ".join([c.arguments for c in step.earlier_calls[-4:]]))
+        in_now = max([user.covered_by(s.stems) for s in now], default=0.0)
+        in_before = max([user.covered_by(s.stems) for s in before], default=0.0)
         values = user.values
-        assistant, system = step.assistant.lower, step.system.lower
-        left = sum(v not in arguments.lower for v in values) if step.results and values else 0
-        in_results = sum(any(v in s.lower for s in everything) for v in values) / len(values) if values else 0.0
-        new = sum(v not in assistant and v not in system and not any(v in s.lower for s in everything) for v in values)
+        found = {v for v in values if any(v in s.lower for s in (*now, *before))} if values else values
+        assistant, system, called = step.assistant.lower, step.system.lower, arguments.lower
+        left = sum([v not in called for v in values]) if step.results else 0
+        new = sum([v not in found and v not in assistant and v not in system for v in values])
         return [
-            max((user.covered_by(s.stems) for s in now), default=0.0),
-            max((user.covered_by(s.stems) for s in everything), default=0.0),
+            in_now,
+            max(in_now, in_before),
             user.covered_by(arguments.stems),
             user.covered_by(step.assistant.stems),
             user.covered_by(step.system.stems),
             user.covered_by(step.previous.stems),
             user.covered_by(earlier.stems),
-            user.values_in(arguments.lower),
+            user.values_in(called),
             math.log1p(left),
-            in_results,
+            len(found) / len(values) if values else 0.0,
             user.values_in(assistant),
             user.values_in(system),
             math.log1p(new),
             step.result.covered_by(step.assistant.stems),
         ]
+
+
+def _cover_without_calls(step: _Step) -> list[float]:
+    """COVER_NAMES for a dialogue without any call or result."""
+    user, assistant, system = step.user, step.assistant.lower, step.system.lower
+    return [
+        0.0,
+        0.0,
+        0.0,
+        user.covered_by(step.assistant.stems),
+        user.covered_by(step.system.stems),
+        user.covered_by(step.previous.stems),
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        user.values_in(assistant),
+        user.values_in(system),
+        math.log1p(sum([v not in assistant and v not in system for v in user.values])),
+        0.0,
+    ]
 
 
 def _capped(count: float) -> float:
@@ -300,7 +353,7 @@ def _user(user: TextSignals) -> list[float]:
         float("?" in text or "？" in text or "؟" in text),
         float("!" in text or "！" in text),
         math.log1p(len(user.values)),
-        math.log1p(sum(any(map(str.isdigit, v)) for v in user.values)),
+        math.log1p(user.n_numbers),
         math.log1p(text.count("\n")),
         non_ascii / n_chars if n_chars else 0.0,
         float(stripped[:1].islower()),
@@ -355,26 +408,53 @@ def _result(step: _Step) -> list[float]:
     ]
 
 
-def _router(step: _Step, toolset: ToolsetSignals, scores: Scores, best: int) -> list[float]:
-    user, tools, n = step.user, toolset.tools, len(toolset.tools)
-    index = toolset.index
-    called = sorted({index[c.name] for c in step.calls if c.name in index})
-    earlier = sorted({index[c.name] for c in step.earlier_calls if c.name in index})
-    logit = scores.logit.tolist()
-    probability = scores.probability.tolist()
-    second = max((i for i in range(n) if i != best), key=logit.__getitem__, default=-1)
-    logit_2 = logit[second] if second >= 0 else logit[best] - 4.0
-    p_2 = probability[second] if second >= 0 else 0.0
+class _Fit:
+    """How the tools fit, as plain lists over the list's order (NumPy calls cost more than loops over ten floats).
+
+    ``best``: the tool that fits the user's turn; ``next``: the same among tools not called since then. ``cosines``: of
+    (user, result, assistant, previous user, system) with each tool; ``context``: of the user's turn and the last.
+    """
+
+    def __init__(
+        self,
+        step: _Step,
+        toolset: ToolsetSignals,
+        scores: Scores,
+        cosines: list[list[float]],
+        gram: list[list[float]],
+    ) -> None:
+        index = toolset.index
+        n = len(toolset.tools)
+        self.scores = scores
+        self.cosines = cosines
+        self.logit: list[float] = scores.logit.tolist()
+        self.probability: list[float] = scores.probability.tolist()
+        self.called = {index[c.name] for c in step.calls if c.name in index}
+        self.earlier = {index[c.name] for c in step.earlier_calls if c.name in index}
+        self.free = [i for i in range(n) if i not in self.called] if self.called else list(range(n))
+        self.best = max(range(n), key=self.logit.__getitem__)
+        self.next = max(self.free or range(n), key=self.logit.__getitem__)
+        length = math.sqrt(max(4.0 * gram[0][0] + gram[3][3] + 4.0 * gram[0][3], 0.0)) or 1.0
+        self.context = [(2.0 * u + p) / length for u, p in zip(cosines[0], cosines[3], strict=True)]
+
+
+def _router(step: _Step, toolset: ToolsetSignals, fit: _Fit) -> list[float]:
+    user, tools, n, best, scores = step.user, toolset.tools, len(toolset.tools), fit.best, fit.scores
+    logit, probability = fit.logit, fit.probability
+    others = logit[:best] + logit[best + 1 :]
+    logit_2 = max(others) if others else logit[best] - 4.0
+    p_2 = max(probability[:best] + probability[best + 1 :], default=0.0)
     logit_mean = sum(logit) / n
-    spread = math.sqrt(sum((v - logit_mean) ** 2 for v in logit) / n)
-    free = [i for i in range(n) if i not in called] if called else range(n)
-    called_logit = max((logit[i] for i in called), default=logit_mean)
-    free_logit = max((logit[i] for i in free), default=logit_mean)
+    spread = math.sqrt(max(sum([v * v for v in logit]) / n - logit_mean * logit_mean, 0.0))
+    called_logit = max([logit[i] for i in fit.called], default=logit_mean)
+    free_logit = max([logit[i] for i in fit.free], default=logit_mean)
     first = tools[best]
-    n_values = len(user.values)
-    n_numbers = sum(any(map(str.isdigit, v)) for v in user.values)
-    cos_tool, cos_desc, cos_name, lexical = scores.cos_tool, scores.cos_desc, scores.cos_name, scores.lexical
-    values = [
+    cos_tool: list[float] = scores.cos_tool.tolist()
+    cos_desc: list[float] = scores.cos_desc.tolist()
+    cos_name: list[float] = scores.cos_name.tolist()
+    lexical: list[float] = scores.lexical.tolist()
+    n_numbers = user.n_numbers
+    return [
         probability[best],
         p_2,
         probability[best] - p_2,
@@ -382,22 +462,22 @@ def _router(step: _Step, toolset: ToolsetSignals, scores: Scores, best: int) -> 
         logit_2,
         logit_mean,
         spread,
-        float(cos_tool.max()),
-        float(cos_tool.mean()),
-        float(cos_tool[best]),
-        float(cos_desc.max()),
-        float(cos_desc[best]),
-        float(cos_name.max()),
-        float(cos_name[best]),
-        float(lexical.max()),
-        float(lexical[best]),
+        max(cos_tool),
+        sum(cos_tool) / n,
+        cos_tool[best],
+        max(cos_desc),
+        cos_desc[best],
+        max(cos_name),
+        cos_name[best],
+        max(lexical),
+        lexical[best],
         called_logit,
         free_logit,
         free_logit - called_logit,
-        max((logit[i] for i in earlier), default=logit_mean),
-        float(best in called),
-        float(best in earlier),
-        len(free) / n,
+        max([logit[i] for i in fit.earlier], default=logit_mean),
+        float(best in fit.called),
+        float(best in fit.earlier),
+        len(fit.free) / n,
         _capped(first.n_parameters),
         _capped(len(first.required)),
         _capped(len(first.identifiers)),
@@ -407,45 +487,38 @@ def _router(step: _Step, toolset: ToolsetSignals, scores: Scores, best: int) -> 
         user.covered_by(first.stems),
         user.covered_by(toolset.stems),
         user.covered_by(toolset.name_stems),
-        _named(first.name_stems, user),
-    ]
-    values += _context_cosines(step, toolset, called, free)
-    values += _next_hop(step, toolset, called)
-    values += [
-        float(max(0, len(first.required) - n_values)),
+        _named(first, user),
+        *_context_cosines(fit),
+        *_next_hop(step, toolset, fit.called),
+        float(max(0, len(first.required) - len(user.values))),
         float(max(0, len(first.identifiers) - n_numbers)),
-        float(any(tool.reads and not tool.identifiers and i != best for i, tool in enumerate(tools))),
+        float(toolset.n_lookups > (first.reads and not first.identifiers)),
     ]
-    return values
 
 
-def _named(name_stems: dict[int, float], user: TextSignals) -> float:
+def _named(tool: ToolSignals, user: TextSignals) -> float:
     """Share of a tool name's stems, by weight, that the user wrote."""
-    total = sum(name_stems.values())
-    return sum(w for s, w in name_stems.items() if s in user.stems) / total if total else 0.0
+    if not tool.name_weight:
+        return 0.0
+    stems = user.stems
+    return sum([w for s, w in tool.name_stems.items() if s in stems]) / tool.name_weight
 
 
-def _context_cosines(step: _Step, toolset: ToolsetSignals, called: Sequence[int], free: Sequence[int]) -> list[float]:
-    """Cosines of (user turn with the one before it, result, assistant text, system text) with the tools."""
-    context = step.previous.vector + 2.0 * step.user.vector
-    length = float(np.sqrt(context @ context))
-    if length:
-        context = context / np.float32(length)
-    cosines = np.stack([context, step.result.vector, step.assistant.vector, step.system.vector]) @ toolset.vectors.T
-    of_context, of_result = cosines[0].tolist(), cosines[1].tolist()
+def _context_cosines(fit: _Fit) -> list[float]:
+    context, result = fit.context, fit.cosines[1]
     return [
-        max(of_context),
-        sum(of_context) / len(of_context),
-        max(of_result),
-        float(cosines[2].max()),
-        float(cosines[3].mean()),
-        max((of_context[i] for i in free), default=0.0),
-        max((of_result[i] for i in free), default=0.0),
-        max((of_result[i] for i in called), default=0.0),
+        max(context),
+        sum(context) / len(context),
+        max(result),
+        max(fit.cosines[2]),
+        sum(fit.cosines[4]) / len(context),
+        max([context[i] for i in fit.free], default=0.0),
+        max([result[i] for i in fit.free], default=0.0),
+        max([result[i] for i in fit.called], default=0.0),
     ]
 
 
-def _next_hop(step: _Step, toolset: ToolsetSignals, called: Sequence[int]) -> list[float]:
+def _next_hop(step: _Step, toolset: ToolsetSignals, called: set[int]) -> list[float]:
     """Required arguments (and identifiers among them) of tools not called yet that the last result has a field for."""
     state = step.result_state
     if state is None or not step.results or not state.keys:
@@ -458,26 +531,38 @@ def _next_hop(step: _Step, toolset: ToolsetSignals, called: Sequence[int]) -> li
     return [_capped(hops), _capped(identifiers)]
 
 
-def _cosines(step: _Step, dense: F32Matrix) -> list[float]:
-    user, result, assistant = step.user.vector, step.result.vector, step.assistant.vector
-    with_user = np.stack([result, assistant, step.previous.vector, step.system.vector, dense[5]]) @ user
-    return [*with_user.tolist(), float(result @ assistant)]
-
-
-def _ngram_texts(step: _Step, tool: str) -> tuple[bytes, ...]:
-    words = step.user.text.split(None, 2)[:2]
-    last = step.user.text.rsplit(None, 2)[-2:]
-    return tuple(
-        text.encode("utf-8", "replace")
-        for text in (
-            step.user.text,
-            " ".join(words),
-            " ".join(last),
-            step.assistant.text[-ASSISTANT_TAIL_CHARS:],
-            step.result.text[:RESULT_HEAD_CHARS] if step.results else "",
-            tool,
-        )
+def _fields(step: _Step, following: str) -> tuple[Field, ...]:
+    text = step.user.text
+    if "?" in text:
+        text = text.replace("?", " qmark ")  # punctuation is no word to the hash
+    after_result = step.n_last_results > 0
+    phase = 2 if after_result else 1 if step.earlier_calls or step.assistant.text else 0
+    user = _hashable(text)
+    texts = (
+        user,
+        b" ".join(user.split(None, 2)[:2]),
+        b" ".join(user.rsplit(None, 2)[-2:]),
+        _hashable(step.assistant.text[-TAIL_CHARS:]),
+        _hashable(step.result.text[:HEAD_CHARS]) if step.results else b"",
+        _hashable(name_words(following)),
+        _hashable(name_words(step.calls[-1].name)) if after_result and step.calls else b"",
+        _hashable(step.previous.text[-TAIL_CHARS:]),
+        _hashable(step.system.text[:HEAD_CHARS]),
+        user,
     )
+    found = [
+        Field(seed, modes, weight, text)
+        for (seed, modes, weight), text in zip(NGRAM_FIELDS.values(), texts, strict=True)
+        if text
+    ]
+    if user:
+        seed, modes, weight = NGRAM_FIELDS["user_now"]
+        found[-1] = Field(seed + phase, modes, weight, user)
+    return tuple(found)
+
+
+def _hashable(text: str) -> bytes:
+    return text.encode("utf-8", "replace").translate(_ONE_DIGIT)
 
 
 assert len(CUE_NAMES) == N_CUES

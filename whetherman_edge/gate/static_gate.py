@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,22 +21,18 @@ from safetensors.numpy import load as load_safetensors
 
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
-from whetherman_edge.gate.features import DENSE_BLOCKS, N_SCALARS, NGRAM_FIELDS, SCALAR_NAMES, Extractor, Features
+from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, SCALAR_NAMES, Extractor
+from whetherman_edge.gate.heads import Arrays, DenseHead, ForestHead, NgramHead, shaped
 from whetherman_edge.gate.verdict import LABELS, Label, Verdict
-from whetherman_edge.kernels import NGRAM_ALL, Kernels
+from whetherman_edge.kernels import Kernels
 from whetherman_edge.router.scorer import Scorer
 
 F64Vector = npt.NDArray[np.float64]
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 DEFAULT_PATH: Final = Path(__file__).resolve().parent.parent / "artifacts" / "gate_static.safetensors"
 FORMAT: Final = "whetherman-gate-static"
 VERSION: Final = 1
 FILE_BYTES_MAX: Final = 16 << 20  # the shipped file is under 3 MB
-SUMS_CACHED_MAX: Final = 512
-
-SCALAR_LIMIT: Final = np.float32(4.0)  # standard deviations; an odd request is not extrapolated
-PROJECTIONS: Final = 48
 N_HEADS: Final = 3
 
 # What a profile's logistic layer may use: the four log-probabilities, and scalars that differ between agents.
@@ -72,8 +67,8 @@ class StaticGate:
         self._ngrams = NgramHead(arrays, kernels)
         self._dense = DenseHead(arrays, scorer.table.dim)
         self._forest = ForestHead(arrays, kernels)
-        self._blend = _shaped(arrays, "blend_weights", np.float64, (4 * N_HEADS, 4))
-        self._bias = _shaped(arrays, "blend_bias", np.float64, (4,))
+        self._blend = shaped(arrays, "blend_weights", np.float64, (4 * N_HEADS, 4))
+        self._bias = shaped(arrays, "blend_bias", np.float64, (4,))
 
     @classmethod
     def open(cls, scorer: Scorer, kernels: Kernels, path: Path | str | None = None) -> StaticGate:
@@ -103,119 +98,18 @@ class StaticGate:
         """Calibrated probabilities for one request. Never raises on any view."""
         features = self.extractor.extract(chat)
         heads = (self._ngrams.logits(features), self._dense.logits(features), self._forest.logits(features))
-        logits = np.concatenate([_log_softmax(head) for head in heads]) @ self._blend + self._bias
-        log_p = _log_softmax(logits)
-        p = np.exp(log_p).tolist()
+        inputs: list[float] = []
+        for head in heads:
+            inputs += _log_softmax(head.tolist())
+        log_p = _log_softmax((np.array(inputs) @ self._blend + self._bias).tolist())
+        act, answer, ask, decline = (math.exp(value) for value in log_p)
         return Verdict(
-            probabilities=(p[0], p[1], p[2], p[3]),
+            probabilities=(act, answer, ask, decline),
             engine="static",
-            fused=(*log_p.tolist(), *features.scalars[_FUSED_INDEX].tolist()),
+            fused=(*log_p, *features.scalars[_FUSED_INDEX].tolist()),
             tool=features.tool,
             tool_probability=features.tool_probability,
         )
-
-
-class NgramHead:
-    """Logistic regression on hashed n-grams; every field has its own hash seed."""
-
-    def __init__(self, arrays: Arrays, kernels: Kernels) -> None:
-        weights = arrays["ngram_weights"]
-        self._weights = _shaped(arrays, "ngram_weights", np.float32, (len(weights), 4))
-        self._bias = _shaped(arrays, "ngram_bias", np.float64, (4,))
-        self._sum = kernels.ngram_sum_f32
-        self._sum(b"check", 1, NGRAM_ALL, self._weights)  # ValueError for a table that is no power of two
-        self._known: OrderedDict[tuple[int, bytes], tuple[F64Vector, int]] = OrderedDict()
-
-    def logits(self, features: Features) -> F64Vector:
-        """(4,) float64."""
-        total = np.zeros(4)
-        n_grams = 0
-        for field, text in enumerate(features.texts):
-            if text:
-                sums, count = self._field(field, text)
-                total += sums
-                n_grams += count
-        return total / math.sqrt(max(n_grams, 1)) + self._bias
-
-    def _field(self, field: int, text: bytes) -> tuple[F64Vector, int]:
-        found = self._known.get((field, text))
-        if found is None:
-            found = self._known[field, text] = self._sum(text, 1 + field, NGRAM_ALL, self._weights)
-            if len(self._known) > SUMS_CACHED_MAX:
-                self._known.popitem(last=False)
-        return found
-
-
-class DenseHead:
-    """One hidden layer over the scalars, projected text vectors, and products of the user's with the others."""
-
-    def __init__(self, arrays: Arrays, dim: int) -> None:
-        n, p = N_SCALARS, PROJECTIONS
-        self._mean = _shaped(arrays, "scalar_mean", np.float32, (n,))
-        self._scale = _shaped(arrays, "scalar_scale", np.float32, (n,))
-        self._scalar = _shaped(arrays, "dense_scalar_weight", np.float32, (n, 64))
-        self._scalar_bias = _shaped(arrays, "dense_scalar_bias", np.float32, (64,))
-        self._user = _shaped(arrays, "dense_user_weight", np.float32, (dim, 2 * p))
-        self._others = {
-            block: _shaped(arrays, f"dense_{name}_weight", np.float32, (dim, p))
-            for block, name in zip(DENSE_BLOCKS[1:], _PROJECTED, strict=True)
-        }
-        self._hidden = _shaped(arrays, "dense_hidden_weight", np.float32, (64 + 8 * p, 96))
-        self._hidden_bias = _shaped(arrays, "dense_hidden_bias", np.float32, (96,))
-        self._out = _shaped(arrays, "dense_out_weight", np.float32, (96, 4))
-        self._out_bias = _shaped(arrays, "dense_out_bias", np.float32, (4,))
-
-    def logits(self, features: Features) -> F64Vector:
-        """(4,) float64."""
-        p = PROJECTIONS
-        x = np.clip((features.scalars - self._mean) * self._scale, -SCALAR_LIMIT, SCALAR_LIMIT)
-        both = features.dense[0] @ self._user
-        user, other = both[:p], both[p:]
-        tool, result, assistant, previous, tools, system = (
-            features.dense[1 + i] @ weights for i, weights in enumerate(self._others.values())
-        )
-        joined = np.concatenate(
-            [
-                np.maximum(x @ self._scalar + self._scalar_bias, 0),
-                np.maximum(user, 0),
-                user * tool,
-                np.maximum(result, 0),
-                np.maximum(assistant, 0),
-                np.maximum(previous, 0),
-                np.maximum(system, 0),
-                user * tools,
-                other * result,
-            ]
-        )
-        hidden = np.maximum(joined @ self._hidden + self._hidden_bias, 0)
-        return (hidden @ self._out + self._out_bias).astype(np.float64)
-
-
-_PROJECTED: Final = ("tool", "result", "assistant", "previous", "tools", "system")
-
-
-class ForestHead:
-    """A boosted forest on the scalars."""
-
-    def __init__(self, arrays: Arrays, kernels: Kernels) -> None:
-        self._arrays = tuple(
-            _shaped(arrays, f"forest_{name}", dtype, (len(arrays[f"forest_{name}"]),))
-            for name, dtype in (
-                ("feature", np.int32),
-                ("threshold", np.float64),
-                ("left", np.int32),
-                ("right", np.int32),
-                ("leaf", np.float64),
-                ("root", np.int32),
-                ("class", np.int32),
-            )
-        )
-        self._run = kernels.forest_f32
-        self._run(np.zeros(N_SCALARS, np.float32), *self._arrays, 4)  # ValueError for a forest that does not hold
-
-    def logits(self, features: Features) -> F64Vector:
-        """(4,) float64."""
-        return self._run(features.scalars, *self._arrays, 4)
 
 
 def fault(path: Path, what: str) -> ArtifactError:
@@ -247,10 +141,11 @@ def _read_manifest(weights_path: Path) -> dict[str, Any]:
         raise fault(path, f"expected a manifest of format {FORMAT}")
     if manifest.get("version") != VERSION:
         raise fault(path, f"expected version {VERSION}, found {str(manifest.get('version'))[:20]}")
-    if manifest.get("classes") != list(LABELS) or manifest.get("ngram_fields") != list(NGRAM_FIELDS):
-        raise fault(path, "classes or n-gram fields are not those of this version")
-    if manifest.get("scalars") != list(SCALAR_NAMES):
-        raise fault(path, "its scalar features are not those of this version")
+    if manifest.get("classes") != list(LABELS) or manifest.get("dense") != list(DENSE_BLOCKS):
+        raise fault(path, "classes or dense features are not those of this version")
+    fields = {name: list(field) for name, field in NGRAM_FIELDS.items()}
+    if manifest.get("scalars") != list(SCALAR_NAMES) or manifest.get("ngram_fields") != fields:
+        raise fault(path, "its scalar features or n-gram fields are not those of this version")
     return manifest
 
 
@@ -267,15 +162,7 @@ def _tau(value: object) -> dict[Label, float]:
     return found
 
 
-def _shaped(arrays: Arrays, name: str, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    array = arrays[name]
-    if array.dtype != dtype or array.shape != shape:
-        raise ValueError(f"{name}: expected {np.dtype(dtype)} {shape}, found {array.dtype} {array.shape}")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ValueError(f"{name}: not finite")
-    return np.ascontiguousarray(array)
-
-
-def _log_softmax(logits: F64Vector) -> F64Vector:
-    shifted = logits - logits.max()
-    return np.asarray(shifted - math.log(float(np.exp(shifted).sum())))
+def _log_softmax(logits: list[float]) -> list[float]:
+    top = max(logits)
+    total = math.log(sum([math.exp(value - top) for value in logits]))
+    return [value - top - total for value in logits]

@@ -41,15 +41,16 @@ QUESTION_MARKS: Final = ("?", "？", "؟")
 _CUES: Final = tuple(
     frozenset(words.split())
     for words in (
-        "error errors failed failure fail exception traceback invalid refused fatal cannot denied forbidden unauthorized"
-        " unavailable timeout missing rejected 400 401 403 404 409 422 429 500 502 503 504 econnreset etimedout",
-        "retry retryable temporarily temporary timeout timed busy reset lock locked again 429 502 503 504 econnreset"
-        " etimedout unavailable overloaded throttled",
-        "denied forbidden unauthorized permission policy unsupported disabled suspended revoked expired readonly"
-        " allowed permitted 401 403 scope blocked quota",
+        """error errors failed failure fail exception traceback invalid refused fatal cannot denied forbidden
+        unauthorized unavailable timeout missing rejected 400 401 403 404 409 422 429 500 502 503 504 econnreset
+        etimedout""",
+        """retry retryable temporarily temporary timeout timed busy reset lock locked again 429 502 503 504 econnreset
+        etimedout unavailable overloaded throttled""",
+        """denied forbidden unauthorized permission policy unsupported disabled suspended revoked expired readonly
+        allowed permitted 401 403 scope blocked quota""",
         "next cursor page pages more truncated offset total continue remaining has_more pagetoken token partial",
-        "pending running queued progress processing started accepted building waiting scheduled provisioning eta"
-        " in_progress pct percent",
+        """pending running queued progress processing started accepted building waiting scheduled provisioning eta
+        in_progress pct percent""",
         "ok success successful done created updated deleted sent saved complete completed finished true booked added",
         "none null empty no zero 0 nothing found unknown unmatched",
     )
@@ -63,7 +64,8 @@ class TextSignals(msgspec.Struct, frozen=True, gc=False):
 
     ``text``: the text after ``clip``; ``lower``: the same in lower case. ``vector``: (dim,) float32 of length 1, zeros
     for a text without known tokens. ``stems``: stem class -> weight of its content words, ``weight`` their sum.
-    ``values``: lower-case literal values (numbers, ids, paths, addresses, quoted spans, capitalised words).
+    ``values``: lower-case literal values (numbers, ids, paths, addresses, quoted spans, capitalised words); of these,
+    ``n_numbers`` hold a digit.
     """
 
     text: str
@@ -72,19 +74,20 @@ class TextSignals(msgspec.Struct, frozen=True, gc=False):
     stems: Stems
     weight: float
     values: frozenset[str]
+    n_numbers: int
     n_words: int
 
     def covered_by(self, stems: Stems) -> float:
         """Share of this text's content, by weight, that stands in ``stems``; 0.0 for a text without content."""
         if not self.weight or not stems:
             return 0.0
-        return sum(w for s, w in self.stems.items() if s in stems) / self.weight
+        return sum([w for s, w in self.stems.items() if s in stems]) / self.weight
 
     def values_in(self, lower: str) -> float:
         """Share of this text's literal values that stand in a lower-case text; 0.0 without values."""
         if not self.values or not lower:
             return 0.0
-        return sum(v in lower for v in self.values) / len(self.values)
+        return sum([v in lower for v in self.values]) / len(self.values)
 
 
 class ResultSignals(msgspec.Struct, frozen=True, gc=False):
@@ -146,13 +149,15 @@ class TextReader:
         pooled = table.kernels.pool_i8(table.rows, np.array(ids, dtype=np.int32)).astype(np.float64)
         norm = math.sqrt(float(pooled @ pooled))
         stems = self._stems.weights(ids)
+        values = literal_values(text)
         return TextSignals(
             text=text,
             lower=text.lower(),
             vector=(pooled / norm if norm else pooled).astype(np.float32),
             stems=stems,
             weight=sum(stems.values()),
-            values=literal_values(text),
+            values=values,
+            n_numbers=sum([any(map(str.isdigit, value)) for value in values]),
             n_words=len(words) if words is not None else len(_WORD.findall(text)),
         )
 

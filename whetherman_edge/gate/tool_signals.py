@@ -21,7 +21,7 @@ from whetherman_edge.router.prototype import Slate
 F32Matrix = npt.NDArray[np.float32]
 
 TOOLSETS_CACHED_MAX: Final = 64
-TOOLS_CACHED_MAX: Final = 1024
+TOOLS_CACHED_MAX: Final = 4096
 DESCRIPTION_CHARS_MAX: Final = 400
 
 # An argument that names one thing: only a lookup or the user can know it.
@@ -36,6 +36,7 @@ class ToolSignals(msgspec.Struct, frozen=True, gc=False):
 
     name: str
     name_stems: Stems
+    name_weight: float
     stems: Stems
     required: tuple[frozenset[str], ...]
     identifiers: tuple[frozenset[str], ...]
@@ -48,7 +49,7 @@ class ToolsetSignals(msgspec.Struct, frozen=True, gc=False):
     """A tool list. ``vectors``: (n, dim) float32 of length 1 (zeros for a tool without words); ``mean``: (dim,).
 
     ``stems``, ``name_stems``: of all tools. ``shares``: (reads, writes, without required arguments, with identifiers,
-    log of the mean description length), each over the list.
+    log of the mean description length), each over the list. ``n_lookups``: tools that read and need no identifier.
     """
 
     tools: tuple[ToolSignals, ...]
@@ -58,6 +59,7 @@ class ToolsetSignals(msgspec.Struct, frozen=True, gc=False):
     stems: Stems
     name_stems: Stems
     shares: tuple[float, float, float, float, float]
+    n_lookups: int
 
 
 class ToolReader:
@@ -89,9 +91,11 @@ class ToolReader:
         whole = f"{name} {tool.description[:DESCRIPTION_CHARS_MAX]} {' '.join(words for words, _ in arguments)}"
         required = [(frozenset(words.lower().split()), p) for words, p in arguments if p.required]
         kind = effect(tool)
+        name_stems = self._texts.stems(name)
         found = self._tools[tool.key] = ToolSignals(
             name=tool.name,
-            name_stems=self._texts.stems(name),
+            name_stems=name_stems,
+            name_weight=sum(name_stems.values()),
             stems=self._texts.stems(whole),
             required=tuple(words for words, _ in required),
             identifiers=tuple(words for words, p in required if _IDENTIFIER.search(p.name)),
@@ -121,6 +125,7 @@ def _combine(tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
         mean=vectors.mean(axis=0),
         stems=stems,
         name_stems=name_stems,
+        n_lookups=sum(tool.reads and not tool.identifiers for tool in tools),
         shares=(
             sum(tool.reads for tool in tools) / n,
             sum(tool.writes for tool in tools) / n,

@@ -1,0 +1,111 @@
+"""``bench latency --engine static``: time of one gate decision in process, from a ChatView to a Verdict.
+
+Three cases: tools the gate knows and a user text it has never seen (what an agent sends), the very same request again,
+and 40 tools it has never seen. Parsing the body is measured apart: it is the proxy's part of the request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from whetherman_edge.bench import workload
+from whetherman_edge.dialects.chat import ChatView
+from whetherman_edge.dialects.openai_chat import view
+from whetherman_edge.dialects.tool_cache import ToolCache
+from whetherman_edge.errors import UsageError
+from whetherman_edge.gate.static_gate import StaticGate
+from whetherman_edge.kernels import load
+from whetherman_edge.router.scorer import Scorer
+from whetherman_edge.router.table import RouterTable
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+KNOWN_CALLS: Final = 4000
+NEW_TOOLS_CALLS: Final = 60
+NEW_TOOLS: Final = 40
+WARM_UP_CALLS: Final = 200
+KNOWN_P50_US_MAX: Final = 100.0
+NEW_TOOLS_P50_US_MAX: Final = 5000.0
+
+
+def register(verbs: Verbs) -> None:
+    """Add ``bench latency``."""
+    parser = verbs.add_parser("latency", help="time of one gate decision in process")
+    parser.add_argument("--engine", choices=("static",), default="static")
+    parser.add_argument("--kernels", metavar="SET", help="best, serial, avx2, neon or reference (default: best)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
+    parser.set_defaults(run=run)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Measure and print; 1 when a target is missed."""
+    if parsed.engine != "static":
+        raise UsageError(f"bench latency: expected --engine static, got {parsed.engine!r}")
+    figures = measure(parsed.kernels)
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            sys.stdout.write(
+                f"{name:34} p50 {value['p50_us']:9.1f} us   p99 {value['p99_us']:9.1f} us   n {value['n']}\n"
+            )
+        else:
+            sys.stdout.write(f"{name:34} {value}\n")
+    if parsed.json:
+        parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
+    known, new = figures["known_tools"]["p50_us"], figures["new_tools"]["p50_us"]
+    return int(known > KNOWN_P50_US_MAX or new > NEW_TOOLS_P50_US_MAX)
+
+
+def measure(kernel_set: str | None = None) -> dict[str, Any]:
+    """All figures, JSON-ready; durations in microseconds."""
+    kernels = load(kernel_set)
+    scorer = Scorer(RouterTable.open(None, kernels), kernels)
+    gate = StaticGate.open(scorer, kernels, None)
+    cache = ToolCache()
+
+    def views(count: int, start: int, n_turns: int = 20) -> list[ChatView]:
+        return [view(json.dumps(workload.chat(start + i, n_turns=n_turns)).encode(), cache) for i in range(count)]
+
+    for chat in views(WARM_UP_CALLS, 1_000_000):
+        gate.judge(chat)
+    first_steps = views(KNOWN_CALLS, 0, n_turns=0)
+    long = views(KNOWN_CALLS, 10_000)
+    again = long[:1] * 1000
+    new = [
+        view(json.dumps(workload.chat(i, n_tools=NEW_TOOLS, n_turns=0, family=1 + i)).encode(), cache)
+        for i in range(NEW_TOOLS_CALLS)
+    ]
+    return {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cpus, Python {platform.python_version()}",
+        "kernels": f"{kernels.backend} {kernels.isa}",
+        "workload": "8 tools; a user text never seen before; 20 turns of history, or none",
+        "known_tools": _timed(gate.judge, long),
+        "known_tools_first_step": _timed(gate.judge, first_steps),
+        "same_request_again": _timed(gate.judge, again),
+        "new_tools": _timed(gate.judge, new),
+    }
+
+
+def _timed(judge: Callable[[ChatView], Any], chats: Sequence[ChatView]) -> dict[str, float]:
+    clock = time.perf_counter_ns
+    spent: list[float] = []
+    for chat in chats:
+        start = clock()
+        judge(chat)
+        spent.append((clock() - start) / 1000.0)
+    spent.sort()
+    return {
+        "n": len(spent),
+        "p50_us": round(statistics.median(spent), 1),
+        "p99_us": round(spent[min(len(spent) - 1, int(len(spent) * 0.99))], 1),
+        "min_us": round(spent[0], 1),
+    }
