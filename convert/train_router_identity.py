@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--decay", type=float, default=3e-5)
+    parser.add_argument("--decay", type=float, default=1e-4)
     parser.add_argument("--lr", type=float, default=0.02)
     parser.add_argument("--everything", action="store_true", help="train on the validation queries too (for shipping)")
     args = parser.parse_args()
