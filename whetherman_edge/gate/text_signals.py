@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whetherman_edge.router.lexical import Stems, StemTable
-from whetherman_edge.router.table import RouterTable, words_of
+from whetherman_edge.router.table import RouterTable
 
 F32Vector = npt.NDArray[np.float32]
 
@@ -28,6 +28,7 @@ TOKENS_MAX: Final = 384
 TEXTS_CACHED_MAX: Final = 1024  # about 6 KB each
 
 _WORD = re.compile(r"[^\W_]+")
+_PIECE = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9\s]")
 _VALUE = re.compile(
     r"[\w.+-]+@[\w-]+\.[\w.]+|https?://[^\s\"'<>]+|[\w.~-]*/[\w./~-]+|[#@]?[\w.:-]*\d[\w.:%-]*|\b[A-Z][\w-]+"
 )
@@ -144,8 +145,7 @@ class TextReader:
 
     def _look(self, text: str) -> TextSignals:
         table = self._table
-        words = words_of(text)
-        ids = table.tokens_of(text, words, TOKENS_MAX)
+        ids = table.token_list(text, TOKENS_MAX)
         pooled = table.kernels.pool_i8(table.rows, np.array(ids, dtype=np.int32)).astype(np.float64)
         norm = math.sqrt(float(pooled @ pooled))
         stems = self._stems.weights(ids)
@@ -158,7 +158,7 @@ class TextReader:
             weight=sum(stems.values()),
             values=values,
             n_numbers=sum([any(map(str.isdigit, value)) for value in values]),
-            n_words=len(words) if words is not None else len(_WORD.findall(text)),
+            n_words=len((_PIECE if text.isascii() else _WORD).findall(text)),
         )
 
 
