@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whetherman_edge.errors import ArtifactError
-from whetherman_edge.router.table import CHARS_PER_TOKEN_MAX, RouterTable, words_of
+from whetherman_edge.router.table import CHARS_PER_TOKEN_MAX, RouterTable, chunks_of
 
 pieces = st.sampled_from(
     [
@@ -63,10 +63,10 @@ def test_library_equals_the_published_tokenizer(table):
 
 
 def test_odd_text_takes_the_library_path():
-    assert words_of("naïve") is None
-    assert words_of("a\x00b") is None
-    assert words_of("[MASK] it") is None
-    assert words_of("What's up?") == ["what", "'", "s", "up", "?"]
+    assert chunks_of("naïve") is None
+    assert chunks_of("a\x00b") is None
+    assert chunks_of("[MASK] it") is None
+    assert chunks_of("What's\tup?\n[mask]") == ["what's", "up?", "[mask]"]
 
 
 def test_endless_text_is_cut(table):
@@ -99,10 +99,10 @@ def test_environment_names_the_artifact(monkeypatch, tiny, kernels):
 
 
 def test_word_cache_is_bounded(table, monkeypatch):
-    monkeypatch.setattr("whetherman_edge.router.table.WORDS_CACHED_MAX", 50)
+    monkeypatch.setattr("whetherman_edge.router.table.CHUNKS_CACHED_MAX", 50)
     for i in range(40):
         text = " ".join(f"w{i}x{j}" for j in range(20))
         assert table.token_list(text) == table._library.encode(text, add_special_tokens=False).ids
-        assert len(table._words) <= 50
+        assert len(table._chunks) <= 50
     text = " ".join(f"long{j}" for j in range(120))
     assert table.token_list(text) == table._library.encode(text, add_special_tokens=False).ids

@@ -154,21 +154,19 @@ def _model2vec(tools: dict[str, str], model: Path | None) -> dict[str, Call]:
 
 
 def _semantic_router(tools: dict[str, str], encoder: Any) -> Call:
-    from semantic_router import Route  # type: ignore[import-not-found,unused-ignore]
+    from semantic_router import IndexedRouter, Route  # type: ignore[import-not-found,unused-ignore]
     from semantic_router.encoders import DenseEncoder  # type: ignore[import-not-found,unused-ignore]
-    from semantic_router.routers import SemanticRouter  # type: ignore[import-not-found,unused-ignore]
 
     class Potion(DenseEncoder):  # type: ignore[misc,unused-ignore]
         """The same vectors behind semantic-router's interface."""
 
         name: str = "potion"
-        score_threshold: float = 0.0
 
         def __call__(self, docs: list[str]) -> list[list[float]]:
             return [[float(x) for x in row] for row in encoder.encode(docs)]
 
     routes = [Route(name=name, utterances=[f"{name}. {text}"]) for name, text in tools.items()]
-    router = SemanticRouter(encoder=Potion(), routes=routes, auto_sync="local")
+    router = IndexedRouter(Potion(), routes)
     call: Call = router.__call__
     return call
 

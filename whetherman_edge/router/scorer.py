@@ -100,11 +100,12 @@ class Scorer:
         ids = table.token_list(query)
         pooled = kernels.pool_i8(table.rows, np.array(ids, dtype=np.int32))
         cosines = kernels.cosine_i8(pooled, slate.rows, slate.norms)
-        by_channel = cosines[: len(CHANNELS) * n].reshape(len(CHANNELS), n)
         if len(slate.example_tool):
-            np.maximum.at(by_channel[0], slate.example_tool, cosines[len(CHANNELS) * n :])
+            np.maximum.at(cosines, slate.example_tool, cosines[len(CHANNELS) * n :])
+            cosines = cosines[: len(CHANNELS) * n]
+        by_channel = cosines.reshape(len(CHANNELS), n)
         lexical = slate.postings.score(self._embedder.stems.weights(ids))
-        logit: F64Vector = self._mix @ by_channel
+        logit: F64Vector = np.dot(self._mix, by_channel)
         logit += lexical
         logit += slate.bias
         scale = self._scale + self._scale_log_n * math.log(max(n, 2))
@@ -172,8 +173,8 @@ def softmax(logit: F64Vector) -> F64Vector:
     """Probabilities of ``logit``; empty stays empty."""
     if not len(logit):
         return np.zeros(0)
-    weight: F64Vector = np.exp(logit - np.maximum.reduce(logit))
-    weight /= np.add.reduce(weight)
+    weight: F64Vector = np.exp(logit - logit[logit.argmax()])
+    weight /= math.fsum(weight.tolist())  # exact, so the same everywhere; and faster than NumPy's for short slates
     return weight
 
 

@@ -1,9 +1,9 @@
 """Text to pooled int8 rows: WordPiece ids and the static embedding table.
 
-Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. For ASCII text a word cache
-stands in front of it: BERT's pre-tokeniser splits ASCII at white space and around each punctuation mark, and WordPiece
-then works on one word at a time, so ids of a text are the ids of its words. Everything else (accents, CJK, control
-characters, a literal ``[MASK]``) goes through the library.
+Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. For ASCII text a cache stands
+in front of it: BERT's pre-tokeniser splits at white space (and around each punctuation mark), and WordPiece then
+works on one word at a time, so the ids of a text are the ids of its pieces between white space. Everything else
+(accents, CJK, control characters, a literal ``[MASK]``) goes through the library.
 """
 
 from __future__ import annotations
@@ -33,17 +33,27 @@ PATH_VARIABLE: Final = "WHETHERMAN_ROUTER"
 SPECIALS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TOKENS_MAX: Final = 512  # a long message says what it is about in its first 300 words; keeps new text under 1 ms
 CHARS_PER_TOKEN_MAX: Final = 16  # text is cut to this many characters a token first: bounds time on one endless word
-WORDS_CACHED_MAX: Final = 16_384  # about 3 MB; cleared when full, which costs some 10 us a word to refill
+CHUNKS_CACHED_MAX: Final = 16_384  # about 3 MB; cleared when full, which costs some 10 us a piece to refill
+CHUNK_CHARS_CACHED_MAX: Final = 40  # longer ones are URLs, paths and encoded data, which do not come again
+
+_NOT_PLAIN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\[(?:PAD|UNK|CLS|SEP|MASK)\]")
+
 
 _WORD = re.compile(r"[a-z0-9]+|[^a-z0-9\s]")
-_NOT_PLAIN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\[(?:PAD|UNK|CLS|SEP|MASK)\]")
 
 
 def words_of(text: str) -> list[str] | None:
     """Lower-case words and marks as BERT's pre-tokeniser splits them; None when only the library can say."""
-    if not text.isascii() or _NOT_PLAIN.search(text):
+    return None if chunks_of(text) is None else _WORD.findall(text.lower())
+
+
+def chunks_of(text: str) -> list[str] | None:
+    """Lower-case pieces of ``text`` between white space; None when only the library can say where tokens end."""
+    if not text.isascii():
         return None
-    return _WORD.findall(text.lower())
+    if not (text.isprintable() and "[" not in text) and _NOT_PLAIN.search(text):  # the first test is the cheap one
+        return None
+    return text.lower().split()
 
 
 def library_tokenizer(vocabulary: bytes) -> Tokenizer:
@@ -75,7 +85,7 @@ class RouterTable:
             self._library = library_tokenizer(vocabulary)
         except Exception as exc:  # the library raises bare Exception for a bad vocabulary
             raise fault(artifact.path, "vocabulary cannot be read") from exc
-        self._words: dict[str, tuple[int, ...]] = {}
+        self._chunks: dict[str, tuple[int, ...]] = {}
 
     @classmethod
     def open(cls, path: Path | str | None = None, kernels: Kernels | None = None) -> RouterTable:
@@ -90,21 +100,22 @@ class RouterTable:
 
     def token_list(self, text: str, tokens_max: int = TOKENS_MAX) -> list[int]:
         """WordPiece ids of ``text`` without special tokens, at most ``tokens_max``."""
-        return self.tokens_of(text, words_of(text[: tokens_max * CHARS_PER_TOKEN_MAX]), tokens_max)
+        if len(text) > tokens_max * CHARS_PER_TOKEN_MAX:
+            text = text[: tokens_max * CHARS_PER_TOKEN_MAX]
+        chunks = chunks_of(text)
+        if chunks is None:
+            return self._library_ids(text)[:tokens_max]
+        ids: list[int] = []
+        known = self._chunks
+        for chunk in chunks:
+            found = known.get(chunk)
+            ids += self._learn(chunk) if found is None else found
+        return ids if len(ids) <= tokens_max else ids[:tokens_max]
 
     def tokens_of(self, text: str, words: list[str] | None, tokens_max: int = TOKENS_MAX) -> list[int]:
-        """As ``token_list`` for a caller that already has ``words_of(text)``."""
-        if words is None:
-            return self._library_ids(text[: tokens_max * CHARS_PER_TOKEN_MAX])[:tokens_max]
-        ids: list[int] = []
-        known = self._words
-        try:
-            for word in words:
-                ids += known[word]
-        except KeyError:
-            self._learn(words)
-            ids = [i for word in words for i in (known.get(word) or self._library_ids(word))]
-        return ids[:tokens_max]
+        """As ``token_list``; ``words`` (``words_of(text)``) is what a caller may have counted anyway."""
+        del words
+        return self.token_list(text, tokens_max)
 
     def token_ids(self, text: str, tokens_max: int = TOKENS_MAX) -> I32Vector:
         """As ``token_list``, an int32 array (n,)."""
@@ -120,16 +131,17 @@ class RouterTable:
         norm = float(np.sqrt(pooled @ pooled))
         return (pooled / norm if norm else pooled).astype(np.float32)
 
-    def _learn(self, words: list[str]) -> None:
-        """Cache the ids of unknown words.
+    def _learn(self, chunk: str) -> tuple[int, ...]:
+        """Ids of a piece not met before.
 
-        One call a word: the library's batch calls hand work to a thread pool, which costs more than it saves here.
+        One call a piece: the library's batch calls hand work to a thread pool, which costs more than it saves here.
         """
-        for word in dict.fromkeys(words):
-            if word not in self._words:
-                if len(self._words) >= WORDS_CACHED_MAX:
-                    self._words.clear()
-                self._words[word] = tuple(self._library_ids(word))
+        ids = tuple(self._library_ids(chunk))
+        if len(chunk) <= CHUNK_CHARS_CACHED_MAX:
+            if len(self._chunks) >= CHUNKS_CACHED_MAX:
+                self._chunks.clear()
+            self._chunks[chunk] = ids
+        return ids
 
     def _library_ids(self, text: str) -> list[int]:
         return self._library.encode(text, add_special_tokens=False).ids
