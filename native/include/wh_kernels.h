@@ -111,6 +111,48 @@ struct wh_forest {
 enum wh_status wh_forest_f32(const struct wh_forest *forest, const unsigned char *restrict features, size_t n_features,
                              unsigned char *restrict sums);
 
+/* The gate's dense head: standardised scalars and projected vectors, one hidden layer, class scores.
+ * With x = clip((scalars - mean) * scale, -limit, limit), P_k = dense[projected_rows[k]] @ projection[k]:
+ *   joined = [relu(x @ scalar_weight + scalar_bias), relu(P_a) for a in alone, P_l * P_r for (l, r) in (left, right)]
+ *   logits = relu(joined @ hidden_weight + hidden_bias) @ out_weight + out_bias, all in float32.
+ * Serial and AVX2 agree bit for bit; NumPy adds in another order: |difference| <= 1e-4 at the sizes in use. */
+struct wh_dense_head {
+    const unsigned char *mean;           /* float32 (n_scalars,) */
+    const unsigned char *scale;          /* float32 (n_scalars,) */
+    const unsigned char *scalar_weight;  /* float32 (n_scalars, n_scalar_units) */
+    const unsigned char *scalar_bias;    /* float32 (n_scalar_units,) */
+    const unsigned char *projection;     /* float32 (n_projections, dim, n_projected_columns) */
+    const unsigned char *projected_rows; /* int32 (n_projections,), rows of dense */
+    const unsigned char *alone;          /* int32 (n_alone,), projections */
+    const unsigned char *left;           /* int32 (n_pairs,), projections */
+    const unsigned char *right;          /* int32 (n_pairs,), projections */
+    const unsigned char
+        *hidden_weight;  /* float32 (n_scalar_units + n_projected_columns * (n_alone + n_pairs), n_hidden) */
+    const unsigned char *hidden_bias;    /* float32 (n_hidden,) */
+    const unsigned char *out_weight;     /* float32 (n_hidden, n_classes) */
+    const unsigned char *out_bias;       /* float32 (n_classes,) */
+    float limit;
+    size_t n_scalars;
+    size_t n_scalar_units;
+    size_t dim;
+    size_t n_dense_rows;
+    size_t n_projections;
+    size_t n_projected_columns;
+    size_t n_alone;
+    size_t n_pairs;
+    size_t n_hidden;
+    size_t n_classes;
+};
+/* scratch: max(dim, n_scalars) + n_projections * n_projected_columns + rows of hidden_weight + n_hidden + n_classes
+ * floats, aligned; its contents are of no use to the caller. */
+typedef enum wh_status wh_dense_head_f32_fn(const struct wh_dense_head *head, const unsigned char *restrict scalars,
+                                            const unsigned char *restrict dense, float *restrict scratch,
+                                            unsigned char *restrict logits);
+wh_dense_head_f32_fn wh_dense_head_f32_serial;
+#if defined(WH_HAVE_AVX2)
+wh_dense_head_f32_fn wh_dense_head_f32_avx2;
+#endif
+
 /* One row of function pointers per instruction set; chosen once per load(), see dispatch.c. */
 enum wh_isa { WH_ISA_SERIAL = 0, WH_ISA_AVX2 = 1, WH_ISA_NEON = 2 };
 struct wh_ops {
@@ -119,6 +161,7 @@ struct wh_ops {
     wh_pool_i8_fn *pool_i8;
     wh_cosine_i8_fn *cosine_i8;
     wh_gather_sum_f32_fn *gather_sum_f32;
+    wh_dense_head_f32_fn *dense_head_f32;
 };
 
 /* The best row this processor and operating system can run. */

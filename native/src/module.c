@@ -325,12 +325,121 @@ cleanup:
     return answer;
 }
 
+/* dense_head_f32_into(scalars, dense, mean, scale, scalar_weight, scalar_bias, projection, projected_rows, alone, left,
+ *                     right, hidden_weight, hidden_bias, out_weight, out_bias, limit float32 (1,), scratch out, logits
+ *                     float64 (n_classes,) out) -> n_classes. Shapes as in wh_kernels.h. */
+static PyObject *dense_head_f32_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    enum {
+        SCALARS,
+        DENSE,
+        MEAN,
+        SCALE,
+        SCALAR_WEIGHT,
+        SCALAR_BIAS,
+        PROJECTION,
+        ROWS,
+        ALONE,
+        LEFT,
+        RIGHT,
+        HIDDEN_WEIGHT,
+        HIDDEN_BIAS,
+        OUT_WEIGHT,
+        OUT_BIAS,
+        LIMIT,
+        SCRATCH,
+        LOGITS,
+        N_VIEWS
+    };
+    static const struct {
+        const char *name;
+        const struct dtype *dtype;
+        int ndim;
+    } parts[N_VIEWS] = {
+        {"scalars", &float32, 1},     {"dense", &float32, 2},         {"mean", &float32, 1},
+        {"scale", &float32, 1},       {"scalar_weight", &float32, 2}, {"scalar_bias", &float32, 1},
+        {"projection", &float32, 3},  {"projected_rows", &int32, 1},  {"alone", &int32, 1},
+        {"left", &int32, 1},          {"right", &int32, 1},           {"hidden_weight", &float32, 2},
+        {"hidden_bias", &float32, 1}, {"out_weight", &float32, 2},    {"out_bias", &float32, 1},
+        {"limit", &float32, 1},       {"scratch", &float32, 1},       {"logits", &float64, 1},
+    };
+    Py_buffer views[N_VIEWS] = {{0}};
+    PyObject *answer = NULL;
+    if (!has_arguments("dense_head_f32_into", n_args, N_VIEWS)) {
+        goto cleanup;
+    }
+    for (int i = 0; i < N_VIEWS; i++) {
+        if (!acquire(args[i], parts[i].name, parts[i].dtype, parts[i].ndim, i >= SCRATCH, &views[i])) {
+            goto cleanup;
+        }
+    }
+    const Py_ssize_t n = views[SCALARS].shape[0];
+    const Py_ssize_t dim = views[DENSE].shape[1];
+    const Py_ssize_t units = views[SCALAR_BIAS].shape[0];
+    const Py_ssize_t columns = views[PROJECTION].shape[2];
+    const Py_ssize_t n_joined = units + columns * (views[ALONE].shape[0] + views[LEFT].shape[0]);
+    const Py_ssize_t n_hidden = views[HIDDEN_BIAS].shape[0];
+    const Py_ssize_t n_classes = views[OUT_BIAS].shape[0];
+    const Py_ssize_t room = (dim > n ? dim : n) + views[ROWS].shape[0] * columns + n_joined + n_hidden + n_classes;
+    if (!has_length(&views[MEAN], 0, n, "mean", "the scalars") ||
+        !has_length(&views[SCALE], 0, n, "scale", "the scalars") ||
+        !has_length(&views[SCALAR_WEIGHT], 0, n, "scalar_weight", "the scalars") ||
+        !has_length(&views[SCALAR_WEIGHT], 1, units, "scalar_weight", "the units of scalar_bias") ||
+        !has_length(&views[PROJECTION], 0, views[ROWS].shape[0], "projection", "projected_rows") ||
+        !has_length(&views[PROJECTION], 1, dim, "projection", "the columns of dense") ||
+        !has_length(&views[RIGHT], 0, views[LEFT].shape[0], "right", "left") ||
+        !has_length(&views[HIDDEN_WEIGHT], 0, n_joined, "hidden_weight", "units, projections and products") ||
+        !has_length(&views[HIDDEN_WEIGHT], 1, n_hidden, "hidden_weight", "hidden_bias") ||
+        !has_length(&views[OUT_WEIGHT], 0, n_hidden, "out_weight", "hidden_bias") ||
+        !has_length(&views[OUT_WEIGHT], 1, n_classes, "out_weight", "out_bias") ||
+        !has_length(&views[LIMIT], 0, 1, "limit", "one number") ||
+        !has_length(&views[LOGITS], 0, n_classes, "logits", "out_bias")) {
+        goto cleanup;
+    }
+    if (views[SCRATCH].shape[0] < room || (uintptr_t)views[SCRATCH].buf % sizeof(float) != 0) {
+        PyErr_Format(PyExc_ValueError, "scratch: expected an aligned float32 array of at least %zd; got %zd", room,
+                     views[SCRATCH].shape[0]);
+        goto cleanup;
+    }
+    struct wh_dense_head head = {
+        .mean = views[MEAN].buf,
+        .scale = views[SCALE].buf,
+        .scalar_weight = views[SCALAR_WEIGHT].buf,
+        .scalar_bias = views[SCALAR_BIAS].buf,
+        .projection = views[PROJECTION].buf,
+        .projected_rows = views[ROWS].buf,
+        .alone = views[ALONE].buf,
+        .left = views[LEFT].buf,
+        .right = views[RIGHT].buf,
+        .hidden_weight = views[HIDDEN_WEIGHT].buf,
+        .hidden_bias = views[HIDDEN_BIAS].buf,
+        .out_weight = views[OUT_WEIGHT].buf,
+        .out_bias = views[OUT_BIAS].buf,
+        .n_scalars = (size_t)n,
+        .n_scalar_units = (size_t)units,
+        .dim = (size_t)dim,
+        .n_dense_rows = (size_t)views[DENSE].shape[0],
+        .n_projections = (size_t)views[ROWS].shape[0],
+        .n_projected_columns = (size_t)columns,
+        .n_alone = (size_t)views[ALONE].shape[0],
+        .n_pairs = (size_t)views[LEFT].shape[0],
+        .n_hidden = (size_t)n_hidden,
+        .n_classes = (size_t)n_classes,
+    };
+    memcpy(&head.limit, views[LIMIT].buf, sizeof head.limit);
+    answer = result(ops_of(self)->dense_head_f32(&head, views[SCALARS].buf, views[DENSE].buf, views[SCRATCH].buf,
+                                                 views[LOGITS].buf),
+                    "dense_head_f32", n_classes);
+cleanup:
+    release(views, N_VIEWS);
+    return answer;
+}
+
 /* Through a pointer without a prototype, as the documentation of METH_FASTCALL has it. */
 #define FASTCALL(function) {#function, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL}
 
 static PyMethodDef bound_methods[] = {
-    FASTCALL(pool_i8_into),     FASTCALL(cosine_i8_into),     FASTCALL(gather_sum_f32_into),
-    FASTCALL(hash_ngrams_into), FASTCALL(ngram_sum_f32_into), FASTCALL(forest_f32_into),
+    FASTCALL(pool_i8_into),       FASTCALL(cosine_i8_into),  FASTCALL(gather_sum_f32_into), FASTCALL(hash_ngrams_into),
+    FASTCALL(ngram_sum_f32_into), FASTCALL(forest_f32_into), FASTCALL(dense_head_f32_into),
 };
 
 /* bind(isa: str) -> dict of functions; "best" takes what this machine can run. */

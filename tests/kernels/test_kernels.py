@@ -13,7 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whetherman_edge.kernels import NGRAM_ALL, NGRAM_CHAR3, NGRAM_WORD1, NGRAM_WORD2, Kernels, norms_i8, reference
+from whetherman_edge.kernels import (
+    NGRAM_ALL,
+    NGRAM_CHAR3,
+    NGRAM_WORD1,
+    NGRAM_WORD2,
+    DenseWeights,
+    Kernels,
+    load,
+    norms_i8,
+    reference,
+)
 
 I32, U32, F32, F64 = np.int32, np.uint32, np.float32, np.float64
 # Around every register width (8, 16, 32 lanes) and block width (64, 128) of the C files, and the shipped 256.
@@ -482,3 +492,71 @@ def test_native_forest_matches_the_reference(native_kernels: Kernels, seed: int,
     features[rng.random(6) < 0.1] = np.nan
     expected = reference.forest_f32(features, *forest, n_classes)
     assert identical(native_kernels.forest_f32(features, *forest, n_classes), expected)
+
+
+# ---- dense_head_f32 ----
+
+
+def dense_weights(seed: int, n: int = 9, dim: int = 13, columns: int = 5, hidden: int = 7) -> DenseWeights:
+    rng = np.random.default_rng(seed)
+
+    def random(*shape: int) -> npt.NDArray[np.float32]:
+        return rng.normal(size=shape).astype(F32)
+
+    return DenseWeights(
+        mean=random(n),
+        scale=random(n),
+        scalar_weight=random(n, 6),
+        scalar_bias=random(6),
+        projection=random(4, dim, columns),
+        projected_rows=np.array([0, 0, 2, 1], I32),
+        alone=np.array([0, 3], I32),
+        left=np.array([0, 1, 1], I32),
+        right=np.array([2, 3, 1], I32),
+        hidden_weight=random(6 + columns * 5, hidden),
+        hidden_bias=random(hidden),
+        out_weight=random(hidden, 3),
+        out_bias=random(3),
+        limit=np.array([1.5], F32),
+    )
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8, 17])
+@pytest.mark.parametrize("zero_row", [False, True])
+def test_dense_head_matches_the_reference(kernels: Kernels, columns: int, zero_row: bool) -> None:
+    weights = dense_weights(columns, columns=columns)
+    rng = np.random.default_rng(1)
+    scalars, dense = (3 * rng.normal(size=9)).astype(F32), rng.normal(size=(3, 13)).astype(F32)
+    if zero_row:
+        dense[1] = 0.0
+    got = kernels.dense_head_f32(scalars, dense, weights)
+    assert got.dtype == F64
+    np.testing.assert_allclose(got, reference.dense_head_f32(scalars, dense, weights), rtol=1e-5, atol=1e-4)
+
+
+def test_dense_head_is_the_same_on_every_instruction_set() -> None:
+    if load().backend != "native":
+        pytest.skip("nothing is compiled here")
+    weights = dense_weights(3, columns=48, hidden=96)
+    rng = np.random.default_rng(2)
+    scalars, dense = rng.normal(size=9).astype(F32), rng.normal(size=(3, 13)).astype(F32)
+    serial = load("serial").dense_head_f32(scalars, dense, weights)
+    assert load("best").dense_head_f32(scalars, dense, weights).tobytes() == serial.tobytes()
+
+
+@pytest.mark.parametrize("name", ["projected_rows", "alone", "left", "right"])
+@pytest.mark.parametrize("value", [-1, 4])
+def test_dense_head_refuses_indices_outside(kernels: Kernels, name: str, value: int) -> None:
+    weights = dense_weights(4)
+    broken = getattr(weights, name).copy()
+    broken[-1] = value
+    with pytest.raises(ValueError, match="index"):
+        kernels.dense_head_f32(np.zeros(9, F32), np.zeros((3, 13), F32), weights._replace(**{name: broken}))
+
+
+@pytest.mark.parametrize("name", DenseWeights._fields)
+def test_dense_head_refuses_shapes_that_do_not_fit(kernels: Kernels, name: str) -> None:
+    weights = dense_weights(5)
+    short = getattr(weights, name)[:-1]
+    with pytest.raises((ValueError, IndexError)):
+        kernels.dense_head_f32(np.ones(9, F32), np.ones((3, 13), F32), weights._replace(**{name: short}))

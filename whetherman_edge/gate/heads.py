@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from whetherman_edge.gate.features import N_SCALARS, Features, Field
-from whetherman_edge.kernels import NGRAM_ALL, Kernels
+from whetherman_edge.kernels import NGRAM_ALL, DenseWeights, Kernels
 
 F64Vector = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -71,58 +72,55 @@ class NgramHead:
 class DenseHead:
     """One hidden layer over the scalars, projected text vectors, and products of the user's with the others."""
 
-    def __init__(self, arrays: Arrays, dim: int) -> None:
+    def __init__(self, arrays: Arrays, dim: int, kernels: Kernels) -> None:
         n, f32 = N_SCALARS, np.float32
         joined = N_SCALAR_UNITS + PROJECTIONS * (len(ALONE) + len(LEFT))
-        self._mean = shaped(arrays, "scalar_mean", f32, (n,))
-        self._scale = shaped(arrays, "scalar_scale", f32, (n,))
-        self._scalar = shaped(arrays, "dense_scalar_weight", f32, (n, N_SCALAR_UNITS))
-        self._scalar_bias = shaped(arrays, "dense_scalar_bias", f32, (N_SCALAR_UNITS,))
-        self._projection = shaped(arrays, "dense_projection", f32, (len(PROJECTED), dim, PROJECTIONS))
-        self._hidden = shaped(arrays, "dense_hidden_weight", f32, (joined, N_HIDDEN))
-        self._hidden_bias = shaped(arrays, "dense_hidden_bias", f32, (N_HIDDEN,))
-        self._out = shaped(arrays, "dense_out_weight", f32, (N_HIDDEN, 4))
-        self._out_bias = shaped(arrays, "dense_out_bias", f32, (4,))
-        self._rows, self._alone = np.array(PROJECTED), np.array(ALONE)
-        self._left, self._right = np.array(LEFT), np.array(RIGHT)
+        self._weights = DenseWeights(
+            mean=shaped(arrays, "scalar_mean", f32, (n,)),
+            scale=shaped(arrays, "scalar_scale", f32, (n,)),
+            scalar_weight=shaped(arrays, "dense_scalar_weight", f32, (n, N_SCALAR_UNITS)),
+            scalar_bias=shaped(arrays, "dense_scalar_bias", f32, (N_SCALAR_UNITS,)),
+            projection=shaped(arrays, "dense_projection", f32, (len(PROJECTED), dim, PROJECTIONS)),
+            projected_rows=np.array(PROJECTED, dtype=np.int32),
+            alone=np.array(ALONE, dtype=np.int32),
+            left=np.array(LEFT, dtype=np.int32),
+            right=np.array(RIGHT, dtype=np.int32),
+            hidden_weight=shaped(arrays, "dense_hidden_weight", f32, (joined, N_HIDDEN)),
+            hidden_bias=shaped(arrays, "dense_hidden_bias", f32, (N_HIDDEN,)),
+            out_weight=shaped(arrays, "dense_out_weight", f32, (N_HIDDEN, 4)),
+            out_bias=shaped(arrays, "dense_out_bias", f32, (4,)),
+            limit=np.array([SCALAR_LIMIT], dtype=f32),
+        )
+        self._run = kernels.dense_head_f32
 
     def logits(self, features: Features) -> F64Vector:
         """(4,) float64."""
-        x = ((features.scalars - self._mean) * self._scale).clip(-SCALAR_LIMIT, SCALAR_LIMIT)
-        projected = np.matmul(features.dense[self._rows, None, :], self._projection)[:, 0, :]
-        joined = np.concatenate(
-            [
-                np.maximum(x @ self._scalar + self._scalar_bias, 0),
-                np.maximum(projected[self._alone], 0).ravel(),
-                (projected[self._left] * projected[self._right]).ravel(),
-            ]
-        )
-        hidden = np.maximum(joined @ self._hidden + self._hidden_bias, 0)
-        return (hidden @ self._out + self._out_bias).astype(np.float64)
+        return self._run(features.scalars, features.dense, self._weights)
 
 
 class ForestHead:
     """A boosted forest on the scalars."""
 
     def __init__(self, arrays: Arrays, kernels: Kernels) -> None:
-        self._arrays = tuple(
-            shaped(arrays, f"forest_{name}", dtype, (len(arrays[f"forest_{name}"]),))
-            for name, dtype in (
-                ("feature", np.int32),
-                ("threshold", np.float64),
-                ("left", np.int32),
-                ("right", np.int32),
-                ("leaf", np.float64),
-                ("root", np.int32),
-                ("class", np.int32),
-            )
+        def part(name: str, dtype: Any) -> npt.NDArray[Any]:
+            return shaped(arrays, f"forest_{name}", dtype, (len(arrays[f"forest_{name}"]),))
+
+        self._run = partial(
+            kernels.forest_f32,
+            feature_index=part("feature", np.int32),
+            threshold=part("threshold", np.float64),
+            left=part("left", np.int32),
+            right=part("right", np.int32),
+            leaf_value=part("leaf", np.float64),
+            tree_root=part("root", np.int32),
+            tree_class=part("class", np.int32),
+            n_classes=4,
         )
-        self._run = kernels.forest_f32
-        self._run(np.zeros(N_SCALARS, np.float32), *self._arrays, 4)  # ValueError for a forest that does not hold
+        self._run(np.zeros(N_SCALARS, np.float32))  # ValueError for a forest that does not hold
 
     def logits(self, features: Features) -> F64Vector:
         """(4,) float64."""
-        return self._run(features.scalars, *self._arrays, 4)
+        return self._run(features.scalars)
 
 
 def shaped(arrays: Arrays, name: str, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:

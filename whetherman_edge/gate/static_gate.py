@@ -65,7 +65,7 @@ class StaticGate:
         self.sha256: str = str(manifest["sha256"])
         self.default_tau: Mapping[Label, float] = _tau(manifest["default_tau"])
         self._ngrams = NgramHead(arrays, kernels)
-        self._dense = DenseHead(arrays, scorer.table.dim)
+        self._dense = DenseHead(arrays, scorer.table.dim, kernels)
         self._forest = ForestHead(arrays, kernels)
         self._blend = shaped(arrays, "blend_weights", np.float64, (4 * N_HEADS, 4))
         self._bias = shaped(arrays, "blend_bias", np.float64, (4,))

@@ -112,7 +112,7 @@ def _combine(tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
     n = len(tools)
     rows = slate.rows[:n].astype(np.float32)
     lengths = slate.norms[:n].astype(np.float32)
-    vectors = rows / np.where(lengths > 0, lengths, np.float32(1.0))[:, None]
+    vectors: F32Matrix = np.divide(rows, np.where(lengths > 0, lengths, np.float32(1.0))[:, None], dtype=np.float32)
     stems: Stems = {}
     name_stems: Stems = {}
     for tool in tools:

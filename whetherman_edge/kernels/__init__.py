@@ -18,6 +18,7 @@ from whetherman_edge.kernels.reference import (
     NGRAM_WORD1,
     NGRAM_WORD2,
     BytesLike,
+    DenseWeights,
     F32Matrix,
     F32Vector,
     F64Vector,
@@ -35,6 +36,7 @@ __all__ = [
     "NGRAM_WORD1",
     "NGRAM_WORD2",
     "BytesLike",
+    "DenseWeights",
     "F32Matrix",
     "F32Vector",
     "F64Vector",
@@ -87,6 +89,7 @@ class Kernels(msgspec.Struct, frozen=True):
     hash_ngrams: HashNgrams
     ngram_sum_f32: Callable[[BytesLike, int, int, F32Matrix], tuple[F64Vector, int]]
     forest_f32: Forest
+    dense_head_f32: Callable[[F32Vector, F32Matrix, DenseWeights], F64Vector]
 
 
 def load(isa: str | None = None) -> Kernels:
@@ -124,4 +127,5 @@ def _reference() -> Kernels:
         hash_ngrams=reference.hash_ngrams,
         ngram_sum_f32=reference.ngram_sum_f32,
         forest_f32=reference.forest_f32,
+        dense_head_f32=reference.dense_head_f32,
     )

@@ -11,6 +11,7 @@ from whetherman_edge.kernels import reference
 from whetherman_edge.kernels.reference import (
     NGRAM_ALL,
     BytesLike,
+    DenseWeights,
     F32Matrix,
     F32Vector,
     F64Vector,
@@ -20,6 +21,7 @@ from whetherman_edge.kernels.reference import (
 )
 
 _I32, _U32, _F64 = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.float64)
+_F32 = np.dtype(np.float32)
 
 
 def bind(isa: str) -> dict[str, Any]:
@@ -40,6 +42,7 @@ def bind(isa: str) -> dict[str, Any]:
         "hash_ngrams": _hash_ngrams(compiled["hash_ngrams_into"]),
         "ngram_sum_f32": _ngram_sum_f32(compiled["ngram_sum_f32_into"]),
         "forest_f32": _forest_f32(compiled["forest_f32_into"]),
+        "dense_head_f32": _dense_head_f32(compiled["dense_head_f32_into"]),
     }
 
 
@@ -125,3 +128,21 @@ def _forest_f32(into: Callable[..., int]) -> Callable[..., F64Vector]:
 
     forest_f32.__doc__ = reference.forest_f32.__doc__
     return forest_f32
+
+
+def _dense_head_f32(into: Callable[..., int]) -> Callable[[F32Vector, F32Matrix, DenseWeights], F64Vector]:
+    def dense_head_f32(scalars: F32Vector, dense: F32Matrix, weights: DenseWeights) -> F64Vector:
+        *arrays, limit = weights
+        logits = np.empty(_rows(weights.out_bias, "out_bias"), _F64)
+        room = (
+            max(_rows(scalars, "scalars"), _columns(dense, "dense"))
+            + weights.projection.shape[0] * weights.projection.shape[-1]
+            + _rows(weights.hidden_weight, "hidden_weight")
+            + _rows(weights.hidden_bias, "hidden_bias")
+            + len(logits)
+        )
+        into(scalars, dense, *arrays, limit, np.empty(room, _F32), logits)
+        return logits
+
+    dense_head_f32.__doc__ = reference.dense_head_f32.__doc__
+    return dense_head_f32

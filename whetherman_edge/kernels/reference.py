@@ -12,7 +12,7 @@ index outside the array it indexes, a value beyond the bound that keeps the inte
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -287,3 +287,62 @@ def forest_f32(
     scores = np.zeros(n_classes, np.float64)
     np.add.at(scores, classes, leaves[~node])  # unbuffered: one addition after the other, in tree order
     return scores
+
+
+class DenseWeights(NamedTuple):
+    """Weights of the gate's dense head; k projections of p columns, u scalar units, h hidden units.
+
+    mean, scale: (n_scalars,) float32. scalar_weight: (n_scalars, u), scalar_bias: (u,) float32. projection: (k, dim, p)
+    float32. projected_rows: (k,) int32, the row of ``dense`` that each projects. alone: (a,), left, right: (b,) int32,
+    projections. hidden_weight: (u + p (a + b), h), hidden_bias: (h,), out_weight: (h, n_classes), out_bias:
+    (n_classes,) float32. limit: (1,) float32, standard deviations at which scalars are clipped.
+    """
+
+    mean: F32Vector
+    scale: F32Vector
+    scalar_weight: F32Matrix
+    scalar_bias: F32Vector
+    projection: npt.NDArray[np.float32]
+    projected_rows: I32Vector
+    alone: I32Vector
+    left: I32Vector
+    right: I32Vector
+    hidden_weight: F32Matrix
+    hidden_bias: F32Vector
+    out_weight: F32Matrix
+    out_bias: F32Vector
+    limit: F32Vector
+
+
+def dense_head_f32(scalars: F32Vector, dense: F32Matrix, weights: DenseWeights) -> F64Vector:
+    """Class scores of the gate's dense head for one request.
+
+    scalars: (n_scalars,) float32.  dense: (n_rows, dim) float32.
+    With x = clip((scalars - mean) * scale, -limit, limit) and P_k = dense[projected_rows[k]] @ projection[k]:
+        joined = [relu(x @ scalar_weight + scalar_bias), relu(P_a) for a in alone, P_l * P_r for (l, r) in left, right]
+        logits = relu(joined @ hidden_weight + hidden_bias) @ out_weight + out_bias
+    Computed in float32; returns (n_classes,) float64. The compiled twins add in another order than BLAS: they agree
+    with each other bit for bit and with this one to 1e-4. Raises ValueError for shapes that do not fit and indices
+    outside.
+    """
+    w = weights
+    scalars = _array(scalars, "scalars", np.float32, 1)
+    dense = _array(dense, "dense", np.float32, 2)
+    n_projections = len(w.projected_rows)
+    _check_indices(w.projected_rows, len(dense), "projected_rows")
+    for name, indices in (("alone", w.alone), ("left", w.left), ("right", w.right)):
+        _check_indices(indices, n_projections, name)
+    if len(w.left) != len(w.right):
+        raise ValueError(f"right: expected length {len(w.left)} (left); got {len(w.right)}")
+    limit = w.limit[0]
+    x = ((scalars - w.mean) * w.scale).clip(-limit, limit)
+    projected = np.matmul(dense[w.projected_rows, None, :], w.projection)[:, 0, :]
+    joined = np.concatenate(
+        [
+            np.maximum(x @ w.scalar_weight + w.scalar_bias, 0),
+            np.maximum(projected[w.alone], 0).ravel(),
+            (projected[w.left] * projected[w.right]).ravel(),
+        ]
+    )
+    hidden = np.maximum(joined @ w.hidden_weight + w.hidden_bias, 0)
+    return np.asarray((hidden @ w.out_weight + w.out_bias).astype(np.float64))
