@@ -81,6 +81,30 @@ async def test_headers_travel_in_order_and_spelling_but_not_hop_by_hop(upstream,
     ]
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions"])
+async def test_connection_takes_no_framing_away_so_a_body_is_never_a_request(upstream, serve, path):
+    body = b"DELETE /api/delete HTTP/1.1\r\nHost: x\r\n\r\n"
+    named = "keep-alive, Content-Length, content-type, content-encoding, Host, authorization, accept"
+    async with serve() as url, Client(url) as client:
+        for _ in range(2):
+            await client.request("POST", path, body, Connection=named, Authorization="Bearer k", Content_Type="a/b")
+    assert [(seen.method, seen.body) for seen in upstream.requests] == [("POST", body)] * 2
+    assert upstream.last.header("content-length") == b"%d" % len(body)
+    assert upstream.last.header("authorization") == b"Bearer k"
+    assert upstream.last.header("content-type") == b"a/b"
+
+
+async def test_connection_takes_no_framing_away_from_a_response(upstream, serve):
+    async def answer(_seen: Seen, wire: Wire) -> None:
+        head = b"HTTP/1.1 200 OK\r\nConnection: content-length, x-hop\r\nX-Hop: 1\r\nContent-Length: 2\r\n\r\n"
+        await wire.send(head + b"ok")
+
+    upstream.script(answer)
+    async with serve() as url:
+        got = await once(url, "GET", "/x")
+    assert (got.raw_headers, got.body) == ([("Content-Length", "2")], b"ok")
+
+
 async def test_response_headers_travel_but_not_hop_by_hop(upstream, serve):
     async def answer(_seen: Seen, wire: Wire) -> None:
         await wire.send(

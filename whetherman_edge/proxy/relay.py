@@ -20,7 +20,12 @@ from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
 # RFC 9110 section 7.6.1, and the older names that clients still send.
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer transfer-encoding "
-    b"upgrade".split()
+    b"upgrade http2-settings".split()
+)
+# What Connection may not take away: without its length a body would be read as the next request on that socket, and
+# without the others it is another request. These are end to end, whoever names them.
+_NEVER_NAMED = frozenset(
+    b"content-length content-type content-encoding host authorization x-api-key cookie set-cookie accept".split()
 )
 # Ours to set or to consume: Host is the upstream's own, Origin would make Ollama answer 403 (field case S19), Expect is
 # answered here, x-session-id names a session of ours. Names under OUR_PREFIX are dropped as well.
@@ -53,8 +58,7 @@ def forwardable(headers: Iterable[tuple[bytes, bytes]], body_bytes: int | None, 
         elif secret and key in (b"authorization", b"x-api-key") and _carries(value, secret):
             continue
         kept.append((name, value))
-    if named - HOP_BY_HOP:
-        kept = [(name, value) for name, value in kept if name.lower() not in named]
+    kept = _without(kept, named)
     if body_bytes and not has_length:
         kept.append((b"Content-Length", b"%d" % body_bytes))
     return kept
@@ -70,9 +74,7 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
             named |= _tokens(value)
         if key not in HOP_BY_HOP and not key.startswith(OUR_PREFIX):
             kept.append((name, value))
-    if named - HOP_BY_HOP - {b"close"}:
-        kept = [(name, value) for name, value in kept if name.lower() not in named]
-    return kept
+    return _without(kept, named)
 
 
 class Reply:
@@ -268,6 +270,12 @@ class BodyStream:
                 self.too_large = True
                 raise OverflowError("request body over the cap")
             yield part
+
+
+def _without(headers: Headers, named: frozenset[bytes]) -> Headers:
+    """Headers less those that Connection named."""
+    dropped = named - HOP_BY_HOP - _NEVER_NAMED - {b"close"}
+    return [(name, value) for name, value in headers if name.lower() not in dropped] if dropped else headers
 
 
 def _tokens(value: bytes) -> frozenset[bytes]:
