@@ -63,7 +63,7 @@ def decisions(probabilities: F64, tau: Mapping[str, float]) -> Ints:
 
 def false_skips(chosen: Ints, gold: Ints, accept: Bools) -> Bools:
     """Gold ACT, another decision made that is not acceptable either."""
-    return (gold == 0) & (chosen != 0) & ~accept[np.arange(len(gold)), chosen]
+    return np.asarray((gold == 0) & (chosen != 0) & ~accept[np.arange(len(gold)), chosen])
 
 
 def fit_tau(probabilities: F64, gold: Ints, accept: Bools, groups: Sequence[Bools], limit: float) -> dict[str, float]:

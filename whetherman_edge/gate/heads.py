@@ -6,7 +6,6 @@ Each reads its arrays from the artifact when it is made and raises KeyError or V
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -14,13 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from whetherman_edge.gate.features import N_SCALARS, Features, Field
+from whetherman_edge.gate.features import N_SCALARS, Features
 from whetherman_edge.kernels import NGRAM_ALL, DenseWeights, Kernels
 
 F64Vector = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
-
-SUMS_CACHED_MAX: Final = 512
 
 SCALAR_LIMIT: Final = 4.0  # standard deviations; an odd request is not extrapolated
 PROJECTIONS: Final = 48
@@ -47,26 +44,17 @@ class NgramHead:
         self._bias = shaped(arrays, "ngram_bias", np.float64, (4,))
         self._sum = kernels.ngram_sum_f32
         self._sum(b"check", 1, NGRAM_ALL, self._weights)  # ValueError for a table that is no power of two
-        self._known: OrderedDict[Field, F64Vector] = OrderedDict()
 
     def logits(self, features: Features) -> F64Vector:
         """(4,) float64."""
-        known = self._known
-        total = self._bias
+        total = self._bias.copy()
         for field in features.fields:
-            part = known.get(field)
+            part = field.logits
             if part is None:
-                part = self._field(field)
-            total = total + part
+                sums, count = self._sum(field.text, field.seed, field.modes, self._weights)
+                part = field.logits = sums * (field.weight / math.sqrt(count + FIELD_SMOOTHING))
+            total += part
         return total
-
-    def _field(self, field: Field) -> F64Vector:
-        sums, count = self._sum(field.text, field.seed, field.modes, self._weights)
-        part: F64Vector = sums * (field.weight / math.sqrt(count + FIELD_SMOOTHING))
-        self._known[field] = part
-        if len(self._known) > SUMS_CACHED_MAX:
-            self._known.popitem(last=False)
-        return part
 
 
 class DenseHead:

@@ -44,7 +44,7 @@ FUSED_SCALARS: Final = (
     "n_results",
     "repeated_calls",
     "last_is_tool",
-    "user_words",
+    "user_tokens",
     "user_ends_question",
     "missing_required",
     "user_in_all_results",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -19,20 +19,18 @@ from whetherman_edge.router.lexical import Stems, StemTable
 from whetherman_edge.router.table import RouterTable
 
 F32Vector = npt.NDArray[np.float32]
+I32Vector = npt.NDArray[np.int32]
 
 # A request stands at the front or at the end of what was pasted; a result's status stands at its front, its cursor at
 # its end. 1,800 characters are about 450 tokens, 0.2 ms of work the first time a text is seen.
 HEAD_CHARS_MAX: Final = 1200
 TAIL_CHARS_MAX: Final = 600
 TOKENS_MAX: Final = 384
-TEXTS_CACHED_MAX: Final = 1024  # about 6 KB each
+TEXTS_CACHED_MAX: Final = 512  # about 8 KB each
 
 _WORD = re.compile(r"[^\W_]+")
-_PIECE = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9\s]")
-_VALUE = re.compile(
-    r"[\w.+-]+@[\w-]+\.[\w.]+|https?://[^\s\"'<>]+|[\w.~-]*/[\w./~-]+|[#@]?[\w.:-]*\d[\w.:%-]*|\b[A-Z][\w-]+"
-)
 _QUOTED = re.compile(r"\"[^\"\n]{1,80}\"|`[^`\n]{1,80}`|«[^»\n]{1,80}»|“[^”\n]{1,80}”|「[^」\n]{1,80}」")
+_EDGES: Final = ".,;:!?()[]{}<>\"'`“”«»„…、。，！？「」*"
 _KEY = re.compile(r"\"(\w+)\"\s*:|\b([a-z]\w+)[:=]")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 QUESTION_MARKS: Final = ("?", "？", "؟")
@@ -60,35 +58,55 @@ N_CUES: Final = len(_CUES)
 CUE_NAMES: Final = ("error", "retry", "denied", "page", "pending", "ok", "empty")
 
 
-class TextSignals(msgspec.Struct, frozen=True, gc=False):
-    """Everything the gate keeps of one text.
+class Embedded:
+    """A vector, and what was computed from it before: ``memo`` belongs to whoever looks at it, by key.
 
-    ``text``: the text after ``clip``; ``lower``: the same in lower case. ``vector``: (dim,) float32 of length 1, zeros
-    for a text without known tokens. ``stems``: stem class -> weight of its content words, ``weight`` their sum.
-    ``values``: lower-case literal values (numbers, ids, paths, addresses, quoted spans, capitalised words); of these,
-    ``n_numbers`` hold a digit.
+    vector: (dim,) float32 of length 1, or zeros where there is nothing to say. ``is_empty``: it is zeros.
     """
 
-    text: str
-    lower: str
-    vector: F32Vector
-    stems: Stems
-    weight: float
-    values: frozenset[str]
-    n_numbers: int
-    n_words: int
+    __slots__ = ("is_empty", "memo", "vector")
+
+    def __init__(self, vector: F32Vector, is_empty: bool) -> None:
+        self.vector = vector
+        self.is_empty = is_empty
+        self.memo: dict[Any, Any] = {}
+
+    def dot(self, other: Embedded) -> float:
+        """Cosine of the two; 0.0 where one is empty."""
+        if self.is_empty or other.is_empty:
+            return 0.0
+        return float(np.dot(self.vector, other.vector))
+
+
+class TextSignals(Embedded):
+    """Everything the gate keeps of one text; never changed after it is made, but for ``memo``.
+
+    ``text``: the text after ``clip``; ``lower``: the same in lower case. ``stems``: stem class -> weight of its content
+    words, ``weight`` their sum. ``pooled``: (dim,) int32, the sum of its table rows, which the router takes too.
+    """
+
+    __slots__ = ("lower", "n_tokens", "pooled", "stems", "text", "weight")
+
+    def __init__(self, text: str, table: RouterTable, stem_table: StemTable) -> None:
+        ids = table.token_list(text, TOKENS_MAX)
+        pooled = table.kernels.pool_i8(table.rows, np.array(ids, dtype=np.int32))
+        vector = pooled.astype(np.float32)
+        square = float(np.dot(vector, vector))
+        if square:
+            vector *= np.float32(1.0 / math.sqrt(square))
+        super().__init__(vector, not square)
+        self.text = text
+        self.lower = text.lower()
+        self.pooled: I32Vector = pooled
+        self.stems: Stems = stem_table.weights(ids)
+        self.weight: float = sum(self.stems.values())
+        self.n_tokens = len(ids)
 
     def covered_by(self, stems: Stems) -> float:
         """Share of this text's content, by weight, that stands in ``stems``; 0.0 for a text without content."""
         if not self.weight or not stems:
             return 0.0
         return sum([w for s, w in self.stems.items() if s in stems]) / self.weight
-
-    def values_in(self, lower: str) -> float:
-        """Share of this text's literal values that stand in a lower-case text; 0.0 without values."""
-        if not self.values or not lower:
-            return 0.0
-        return sum([v in lower for v in self.values]) / len(self.values)
 
 
 class ResultSignals(msgspec.Struct, frozen=True, gc=False):
@@ -111,7 +129,7 @@ class TextReader:
         self._stems = StemTable(table.artifact, table.vocab_size)
         self._texts: OrderedDict[str, TextSignals] = OrderedDict()
         self._results: OrderedDict[str, ResultSignals] = OrderedDict()
-        self.empty = self._look("")
+        self.empty = TextSignals("", table, self._stems)
 
     def signals(self, text: str) -> TextSignals:
         """Signals of any text; it is clipped first."""
@@ -122,7 +140,7 @@ class TextReader:
         if found is not None:
             self._texts.move_to_end(clipped)
             return found
-        found = self._texts[clipped] = self._look(clipped)
+        found = self._texts[clipped] = TextSignals(clipped, self._table, self._stems)
         if len(self._texts) > TEXTS_CACHED_MAX:
             self._texts.popitem(last=False)
         return found
@@ -143,24 +161,6 @@ class TextReader:
         """Weighted stems of a short text, not cached here."""
         return self._stems.weights(self._table.token_list(text, TOKENS_MAX))
 
-    def _look(self, text: str) -> TextSignals:
-        table = self._table
-        ids = table.token_list(text, TOKENS_MAX)
-        pooled = table.kernels.pool_i8(table.rows, np.array(ids, dtype=np.int32)).astype(np.float64)
-        norm = math.sqrt(float(pooled @ pooled))
-        stems = self._stems.weights(ids)
-        values = literal_values(text)
-        return TextSignals(
-            text=text,
-            lower=text.lower(),
-            vector=(pooled / norm if norm else pooled).astype(np.float32),
-            stems=stems,
-            weight=sum(stems.values()),
-            values=values,
-            n_numbers=sum([any(map(str.isdigit, value)) for value in values]),
-            n_words=len((_PIECE if text.isascii() else _WORD).findall(text)),
-        )
-
 
 def clip(text: str) -> str:
     """At most HEAD_CHARS_MAX + TAIL_CHARS_MAX characters of ``text``, its front and its end.
@@ -178,13 +178,23 @@ def name_words(name: str) -> str:
 
 
 def literal_values(text: str) -> frozenset[str]:
-    """Lower-case literal values of a text. A capitalised first word is not one: it starts the sentence."""
-    found = [match.group() for match in _VALUE.finditer(text)]
-    if found and found[0][0].isupper() and found[0].isalpha() and text.lstrip().startswith(found[0]):
-        del found[0]
+    """Lower-case literal values of a text: numbers, ids, paths, addresses, quoted spans, capitalised words.
+
+    A capitalised first word is not one: it starts the sentence.
+    """
+    found: list[str] = []
+    for at, token in enumerate(text.split()):
+        bare = token.strip(_EDGES)
+        if not bare:
+            continue
+        if bare.isalpha():
+            if at and bare[0].isupper():
+                found.append(bare.lower())
+        elif "/" in bare or "@" in bare or "_" in bare or any(map(str.isdigit, bare)) or (at and bare[0].isupper()):
+            found.append(bare.lower())
     if '"' in text or "`" in text or not text.isascii():
-        found += [match.group()[1:-1] for match in _QUOTED.finditer(text)]
-    return frozenset(value.lower() for value in found)
+        found += [match.group()[1:-1].lower() for match in _QUOTED.finditer(text)]
+    return frozenset(found)
 
 
 def _look_at_result(text: str) -> ResultSignals:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whetherman_edge.dialects.chat import Tool
-from whetherman_edge.gate.text_signals import TextReader, name_words
+from whetherman_edge.gate.text_signals import Embedded, TextReader, name_words
 from whetherman_edge.gate.tool_effect import effect
 from whetherman_edge.router.lexical import Stems
 from whetherman_edge.router.prototype import Slate
@@ -23,6 +23,7 @@ F32Matrix = npt.NDArray[np.float32]
 TOOLSETS_CACHED_MAX: Final = 64
 TOOLS_CACHED_MAX: Final = 4096
 DESCRIPTION_CHARS_MAX: Final = 400
+MEMO_MAX: Final = 32  # of one text: a text is rarely seen with more than one tool list
 
 # An argument that names one thing: only a lookup or the user can know it.
 _IDENTIFIER = re.compile(r"(?:^|_)(?:id|ids|uuid|key|number|no|ref|code|uid|sku)$|[a-z](?:Id|ID|No|Key|Ref)$")
@@ -46,20 +47,33 @@ class ToolSignals(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolsetSignals(msgspec.Struct, frozen=True, gc=False):
-    """A tool list. ``vectors``: (n, dim) float32 of length 1 (zeros for a tool without words); ``mean``: (dim,).
+    """A tool list. ``vectors``: (n, dim) float32 of length 1 (zeros for a tool without words), ``embedded`` one by one;
+    ``mean``: their mean, which is shorter than 1.
 
     ``stems``, ``name_stems``: of all tools. ``shares``: (reads, writes, without required arguments, with identifiers,
-    log of the mean description length), each over the list. ``n_lookups``: tools that read and need no identifier.
+    log of the mean description length), each over the list.
     """
 
+    key: bytes
     tools: tuple[ToolSignals, ...]
     index: dict[str, int]
     vectors: F32Matrix
-    mean: npt.NDArray[np.float32]
+    embedded: tuple[Embedded, ...]
+    mean: Embedded
     stems: Stems
     name_stems: Stems
     shares: tuple[float, float, float, float, float]
-    n_lookups: int
+
+    def cosines(self, text: Embedded) -> list[float]:
+        """Cosine of a text with each tool, remembered with the text."""
+        if text.is_empty:
+            return [0.0] * len(self.tools)
+        found: list[float] | None = text.memo.get(self.key)
+        if found is None:
+            if len(text.memo) > MEMO_MAX:
+                text.memo.clear()
+            found = text.memo[self.key] = (self.vectors @ text.vector).tolist()
+        return found
 
 
 class ToolReader:
@@ -76,7 +90,7 @@ class ToolReader:
         if found is not None:
             self._sets.move_to_end(key)
             return found
-        found = self._sets[key] = _combine([self._tool(tool) for tool in tools], slate)
+        found = self._sets[key] = _combine(key, [self._tool(tool) for tool in tools], slate)
         if len(self._sets) > TOOLSETS_CACHED_MAX:
             self._sets.popitem(last=False)
         return found
@@ -108,7 +122,7 @@ class ToolReader:
         return found
 
 
-def _combine(tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
+def _combine(key: bytes, tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
     n = len(tools)
     rows = slate.rows[:n].astype(np.float32)
     lengths = slate.norms[:n].astype(np.float32)
@@ -119,13 +133,14 @@ def _combine(tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
         stems.update(tool.stems)
         name_stems.update(tool.name_stems)
     return ToolsetSignals(
+        key=key,
         tools=tuple(tools),
         index={tool.name: i for i, tool in enumerate(tools)},
         vectors=vectors,
-        mean=vectors.mean(axis=0),
+        embedded=tuple([Embedded(row, not row.any()) for row in vectors]),
+        mean=Embedded(vectors.mean(axis=0), not vectors.any()),
         stems=stems,
         name_stems=name_stems,
-        n_lookups=sum(tool.reads and not tool.identifiers for tool in tools),
         shares=(
             sum(tool.reads for tool in tools) / n,
             sum(tool.writes for tool in tools) / n,

@@ -22,11 +22,12 @@ from whetherman_edge.router.artifact import fault
 from whetherman_edge.router.card import ToolCard, cards_of, from_tool
 from whetherman_edge.router.decision import Choice
 from whetherman_edge.router.identity_head import IdentityHead
-from whetherman_edge.router.lexical import StemTable
+from whetherman_edge.router.lexical import Stems, StemTable
 from whetherman_edge.router.prototype import CHANNELS, Embedder, Prototype, Slate
 from whetherman_edge.router.table import RouterTable
 
 F64Vector = npt.NDArray[np.float64]
+I32Vector = npt.NDArray[np.int32]
 
 TOOLS_CACHED_MAX: Final = 2048  # about 3 KB each
 SLATES_CACHED_MAX: Final = 64
@@ -96,15 +97,22 @@ class Scorer:
 
     def score(self, query: str, slate: Slate) -> Scores:
         """Scores of ``query`` for each tool of ``slate``."""
-        kernels, table, n = self.kernels, self.table, slate.n_tools
-        ids = table.token_list(query)
-        pooled = kernels.pool_i8(table.rows, np.array(ids, dtype=np.int32))
+        ids = self.table.token_list(query)
+        pooled = self.kernels.pool_i8(self.table.rows, np.array(ids, dtype=np.int32))
+        return self.score_tokens(query, pooled, self._embedder.stems.weights(ids), slate)
+
+    def score_tokens(self, query: str, pooled: I32Vector, stems: Stems, slate: Slate) -> Scores:
+        """``score`` for a caller that has already pooled the query's tokens and looked up their stems.
+
+        pooled: (dim,) int32.  stems: stem class -> weight, as ``StemTable.weights`` gives them.
+        """
+        kernels, n = self.kernels, slate.n_tools
         cosines = kernels.cosine_i8(pooled, slate.rows, slate.norms)
         if len(slate.example_tool):
             np.maximum.at(cosines, slate.example_tool, cosines[len(CHANNELS) * n :])
             cosines = cosines[: len(CHANNELS) * n]
         by_channel = cosines.reshape(len(CHANNELS), n)
-        lexical = slate.postings.score(self._embedder.stems.weights(ids))
+        lexical = slate.postings.score(stems)
         logit: F64Vector = np.dot(self._mix, by_channel)
         logit += lexical
         logit += slate.bias
