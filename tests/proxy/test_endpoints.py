@@ -93,6 +93,17 @@ async def test_s16_a_websocket_is_told_426_and_the_next_post_works(upstream, ser
         assert (await post(url, {"model": "m", "input": "hi"}, "/v1/responses")).status == 200
 
 
+@pytest.mark.parametrize("offer", ["h2c", "TLS/1.2, foo", "foo"])
+async def test_s16_other_upgrades_are_passed_over_and_the_request_is_served(upstream, serve, judge, offer):
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": offer, "HTTP2_Settings": "AAEAAEAAAAIAAAABAAMAAABk"}
+    async with serve() as url, Client(url) as client:
+        for target in ("/v1/chat/completions", "/v1/embeddings", "/v1/chat/completions"):
+            answer = await client.post(CHAT, target, **headers)
+            assert (answer.status, upstream.last.json()) == (200, CHAT)
+            assert upstream.last.names().isdisjoint({"upgrade", "http2-settings", "connection"})
+    assert len(upstream.requests) == 3
+
+
 async def test_decide_gives_a_record_and_sends_nothing_upstream(upstream, serve, judge):
     judge.verdict = verdict("DECLINE", 0.91)
     async with serve() as url:

@@ -117,8 +117,9 @@ class App:
             if request.body_exists:
                 reply.keep_alive = False
             return await reply.send_error(refusal.status, refusal.reason, refusal.message, refusal.kind, refusal.code)
-        if request._message.upgrade or request.method == "CONNECT":
-            # Codex tries a WebSocket first; 426 makes it fall back at once (field case S16).
+        if request.method == "CONNECT" or _offers_websocket(request):
+            # Codex tries a WebSocket first; 426 makes it fall back at once (field case S16). Any other offer, such as
+            # the h2c of every JDK client, may be passed over (RFC 9110 section 7.8): the request is served as it is.
             reply.keep_alive = False
             return await reply.send_error(
                 426, "Upgrade Required", "only HTTP is served here", "invalid_request_error", "upgrade_not_supported"
@@ -158,6 +159,11 @@ def _cors(origin: str) -> Headers:
         (b"Access-Control-Expose-Headers", _CORS_EXPOSED),
         (b"Vary", b"Origin"),
     ]
+
+
+def _offers_websocket(request: BaseRequest) -> bool:
+    offers = ",".join(request.headers.getall("Upgrade", ()))
+    return any(offer.strip().lower().partition("/")[0] == "websocket" for offer in offers.split(","))
 
 
 def _logged_path(request: BaseRequest) -> str:
