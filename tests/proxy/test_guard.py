@@ -9,6 +9,7 @@ import pytest
 from multidict import CIMultiDict
 
 from tests.fakes.client import once, post
+from tests.fakes.upstream import reply
 from whetherman_edge.errors import ConfigError
 from whetherman_edge.proxy.guard import Guard, check_bind
 
@@ -107,6 +108,22 @@ async def test_s19_host_is_rewritten_and_origin_not_forwarded(upstream, serve):
     assert "origin" not in upstream.last.names()
     assert preflight.status == 204
     assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_s19_an_upstream_with_an_opinion_on_origins_does_not_double_ours(upstream, serve, method):
+    theirs = {"Access_Control_Allow_Origin": "*", "Access_Control_Allow_Credentials": "true"}
+    upstream.default = reply({"data": []}, **theirs, Access_Control_Expose_Headers="x-request-id")
+    origin = "http://localhost:3000"
+    path = "/v1/models" if method == "GET" else "/v1/chat/completions"
+    async with serve() as url:
+        ours = await once(url, method, path, b"{}" if method == "POST" else b"", Origin=origin)
+        plain = await once(url, method, path, b"{}" if method == "POST" else b"")
+    words = [(name.lower(), value) for name, value in ours.raw_headers if name.lower().startswith("access-control-")]
+    assert [value for name, value in words if name == "access-control-allow-origin"] == [origin]
+    assert ("access-control-allow-credentials", "true") not in words
+    assert ("access-control-expose-headers", "x-request-id") in words
+    assert plain.header("access-control-allow-origin") == "*"
 
 
 async def test_refusals_reach_no_upstream_and_name_the_setting(upstream, serve):

@@ -23,7 +23,7 @@ from whetherman_edge.dialects.system_one_answer import MODELS
 from whetherman_edge.errors import UpstreamMissing, UpstreamReset
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.inflate import inflate
-from whetherman_edge.proxy.relay import Reply, end_to_end
+from whetherman_edge.proxy.relay import Reply
 from whetherman_edge.proxy.upstream import UpstreamResponse
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ class Models:
         merged = merge(body, _encoding(response)) if complete else None
         if merged is not None:
             response.release()
-            headers = [(name, value) for name, value in end_to_end(response.headers) if name.lower() not in _REWRITTEN]
+            passed = reply.passed_on(response.headers)
+            headers = [(name, value) for name, value in passed if name.lower() not in _REWRITTEN]
             return await reply.send(response.status, response.reason, merged, headers)
         if for_system_one:
             response.abort()
@@ -98,7 +99,7 @@ class Models:
 async def _unmerged(response: UpstreamResponse, body: bytes, reply: Reply) -> Reply:
     """Pass on what was read, then the rest."""
     try:
-        reply.start(response.status, response.reason, end_to_end(response.headers), body_bytes=None)
+        reply.start(response.status, response.reason, reply.passed_on(response.headers), body_bytes=None)
         if body:
             await reply.write(body)
         while chunk := await response.chunk():

@@ -33,6 +33,7 @@ NOT_FORWARDED = HOP_BY_HOP | {b"host", b"origin", b"expect", b"x-session-id"}
 OUR_PREFIX = b"x-whetherman-"
 _NO_BODY_STATUS = frozenset({204, 304})
 _LINGER_RESET = struct.pack("ii", 1, 0)
+_ALLOW_ORIGIN = b"access-control-allow-origin"
 _JSON = (b"Content-Type", b"application/json")
 
 
@@ -113,6 +114,17 @@ class Reply:
     def started(self) -> bool:
         """A head was made, so no other response can be."""
         return self.status != 0
+
+    def passed_on(self, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+        """The upstream's headers for this client: end to end, and without its own word on origins where we gave ours.
+
+        It never saw this client's Origin, and a browser refuses a response with two Access-Control-Allow-Origin. What
+        it exposes stays: that is a list, and ours adds to it.
+        """
+        kept = end_to_end(headers)
+        if not any(name.lower() == _ALLOW_ORIGIN for name, _ in self.extra):
+            return kept
+        return [(name, value) for name, value in kept if not _is_cross_origin_word(name.lower())]
 
     def start(self, status: int, reason: str, headers: Headers, *, body_bytes: int | None) -> bool:
         """Make the head; it is written with the first body bytes, or by ``flush`` when these are not there yet.
@@ -215,7 +227,7 @@ async def relay(response: UpstreamResponse, reply: Reply, held: bytes = b"", tal
     Raises UpstreamReset when the upstream broke off, ConnectionError when the client did; either way the caller
     aborts. What is already here goes out with the head in one write: a system call is the dearest thing on this way.
     """
-    if reply.start(response.status, response.reason, end_to_end(response.headers), body_bytes=None):
+    if reply.start(response.status, response.reason, reply.passed_on(response.headers), body_bytes=None):
         chunk, complete = response.buffered()
         chunk = held + chunk if held else chunk
         if not chunk and not complete:
@@ -270,6 +282,10 @@ class BodyStream:
                 self.too_large = True
                 raise OverflowError("request body over the cap")
             yield part
+
+
+def _is_cross_origin_word(key: bytes) -> bool:
+    return key.startswith(b"access-control-") and key != b"access-control-expose-headers"
 
 
 def _without(headers: Headers, named: frozenset[bytes]) -> Headers:
