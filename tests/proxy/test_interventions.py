@@ -130,7 +130,7 @@ def pieces(text: str, size: int = 7) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
-@pytest.mark.parametrize("way", ["strip", "none"])
+@pytest.mark.parametrize("way", ["strip", "none", "note"])
 @pytest.mark.parametrize("text", [MARKUP, BARE, f"```json\n{BARE}\n```"])
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_r06_a_leaked_call_is_never_shown_and_sent_once_more_unmodified(
@@ -162,6 +162,39 @@ async def test_r06_a_structured_call_despite_withholding_is_a_leak_too(upstream,
     assert answer.json() == completion()
 
 
+@pytest.mark.parametrize("kind", ["unknown", "ollama", "llamacpp", "lmstudio"])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_r06_markup_behind_a_note_is_never_the_answer(upstream, serve, judge, kind, streaming):
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}, *CHAT["messages"]]
+    chat = {**CHAT, "messages": turns, "stream": streaming}
+    upstream.script(stream(text_stream(*pieces(MARKUP))) if streaming else reply(completion(MARKUP)))
+    upstream.script(stream(text_stream("A contract.")) if streaming else reply(completion("A contract.")))
+    async with serve(force="ANSWER", upstream_kind=kind) as url:
+        answer = await post(url, chat)
+        assert await metric(url, "leaked_call_total") == 1
+    noted, again = (seen.json() for seen in upstream.requests)
+    assert noted["tools"] == chat["tools"]
+    assert noted["messages"] != turns
+    assert again == chat
+    assert b"tool_call>" not in answer.body
+    assert b"A contract." in answer.body
+    assert said(answer) == ("ANSWER", "no", "leaked_call")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_structured_call_in_spite_of_a_note_is_the_clients_to_take(upstream, serve, judge, streaming):
+    call = tool_call(index=0)
+    events = [delta(role="assistant", content=""), delta(tool_calls=[call]), delta(finish="tool_calls")]
+    value = completion(BARE, tool_calls=[tool_call()])
+    upstream.script(stream(events) if streaming else reply(value))
+    async with serve(force="ANSWER", intervention="note") as url:
+        answer = await post(url, {**CHAT, "stream": streaming})
+        assert await metric(url, "leaked_call_total") == 0
+    assert len(upstream.requests) == 1
+    assert answer.body == (b"".join(events) if streaming else body_of(value))
+    assert said(answer) == ("ANSWER", "yes", "forced")
+
+
 async def test_r06_an_agent_that_keeps_leaking_is_left_alone(upstream, serve, judge):
     upstream.default = reply(completion(MARKUP))
     async with serve(force="ANSWER", intervention="strip") as url:
@@ -170,12 +203,13 @@ async def test_r06_an_agent_that_keeps_leaking_is_left_alone(upstream, serve, ju
     assert len(upstream.requests) == 3 * 2 + 2
 
 
+@pytest.mark.parametrize("way", ["strip", "note"])
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_an_answer_in_words_is_relayed_untouched(upstream, serve, judge, streaming):
+async def test_an_answer_in_words_is_relayed_untouched(upstream, serve, judge, way, streaming):
     words = "A lease is a contract. For example, {rent} is due monthly; see `search` for more."
     events = text_stream(*pieces(words))
     upstream.script(stream(events) if streaming else reply(completion(words)))
-    async with serve(force="ANSWER", intervention="strip") as url:
+    async with serve(force="ANSWER", intervention=way) as url:
         answer = await post(url, {**CHAT, "stream": streaming})
     assert len(upstream.requests) == 1
     assert answer.body == (b"".join(events) if streaming else body_of(completion(words)))

@@ -1,8 +1,9 @@
-"""Asking the upstream, and once more with the client's own bytes when withholding the tools did not work.
+"""Asking the upstream, and once more with the client's own bytes when steering it to a text did not work.
 
-Only for requests whose tools were withheld: nothing reaches the client until it is clear that the model answers in
-words. A whole reply is read, a stream is held event by event, both up to a limit; a call in it (field case R06), or a
-refusal of the edited request (R13), costs one more request and no more.
+Only for requests that were steered: nothing reaches the client until it is clear that the model answers in words, or,
+where a note left the tools in place, that it calls one properly. A whole reply is read, a stream is held event by
+event, both up to a limit; a call in it (field case R06), or a refusal of the edited request (R13), costs one more
+request and no more.
 """
 
 from __future__ import annotations
@@ -62,15 +63,16 @@ class Persuasion:
         plan = ruling.plan
         if plan is None:
             return Answer(await self._send(request, body), ruling)
-        response = await self._send(request, sent, encoded=not plan.withholds, edited=True)
+        steered = plan.withholds or bool(plan.sentence)
+        response = await self._send(request, sent, encoded=not steered, edited=True)
         if response.status >= 400 and response.status not in _NOT_ABOUT_THE_EDIT:
             response.abort()
             self._counters.add("resent_total", (("cause", "refused"),))
             return Answer(await self._send(request, body), self._gating.refused(ruling))
-        if not plan.withholds or response.status != 200:
+        if not steered or response.status != 200:
             return self._steered(Answer(response, ruling), body, sent)
         try:
-            held, leaked = await _hold(response, ruling.tool_names())
+            held, leaked = await _hold(response, ruling.tool_names(), calls_leak=plan.withholds)
         except BaseException:
             response.abort()
             raise
@@ -88,14 +90,14 @@ class Persuasion:
         return answer
 
 
-async def _hold(response: UpstreamResponse, offered: Collection[str]) -> tuple[bytes, bool]:
+async def _hold(response: UpstreamResponse, offered: Collection[str], *, calls_leak: bool) -> tuple[bytes, bool]:
     """Read until it is clear whether the model calls; returns what was read, and whether it is a call."""
     if response.header(b"content-encoding") is not None:
         return b"", False  # it was asked not to; nothing can be told
     if not _is_stream(response):
         held, complete = await response.read(HELD_BYTES_MAX)
-        return held, complete and judge_reply(held, offered) == "LEAK"
-    watch = StreamWatch(offered)
+        return held, complete and judge_reply(held, offered, calls_leak=calls_leak) == "LEAK"
+    watch = StreamWatch(offered, calls_leak=calls_leak)
     parts: list[bytes] = []
     size = 0
     while size < HELD_BYTES_MAX:

@@ -1,7 +1,10 @@
-"""Watches the reply to a request whose tools were withheld, whole or as a stream: hold, release, or ask again (R06).
+"""Watches the reply to a request that was steered to a text, whole or as a stream: hold, release, or ask again (R06).
 
 The gate's ``leak`` judges text; here the text is taken out of the bytes. A reply may have several alternatives (``n``):
 one leak is enough, and all must be clear before anything is released.
+
+``calls_leak`` False: the tools were left in place with a note, so a structured call is the model's own choice and the
+client's to take; only a call written as text is a leak, as a client would show it for the answer.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from whetherman_edge.dialects.sse import EventReader
 from whetherman_edge.gate.leak import LeakDetector, State
 
 
-def judge_reply(body: bytes, offered: Collection[str]) -> State:
+def judge_reply(body: bytes, offered: Collection[str], *, calls_leak: bool = True) -> State:
     """CLEAR or LEAK for a whole reply. What is no reply is CLEAR: it is the client's to see.
 
-    offered: names of the tools that were withheld.
+    offered: names of the tools that the client offered.
     """
     for piece in ReplyReader().read(body) or ():
+        if piece.n_calls and not calls_leak:
+            continue
         detector = LeakDetector(offered)
         _show(detector, piece)
         if detector.close() == "LEAK" or detector.leaked_late:
@@ -29,9 +34,10 @@ def judge_reply(body: bytes, offered: Collection[str]) -> State:
 class StreamWatch:
     """Reads a stream before it is released. CLEAR releases all that was held; LEAK asks for the original request."""
 
-    __slots__ = ("_detectors", "_events", "_offered", "_reply", "_state")
+    __slots__ = ("_calls_leak", "_detectors", "_events", "_offered", "_reply", "_state")
 
-    def __init__(self, offered: Collection[str]) -> None:
+    def __init__(self, offered: Collection[str], *, calls_leak: bool = True) -> None:
+        self._calls_leak = calls_leak
         self._offered = frozenset(offered)
         self._events = EventReader()
         self._reply = ReplyReader()
@@ -62,7 +68,11 @@ class StreamWatch:
                 self._state = "CLEAR"  # an error or something unknown: the client's to see
             return
         for piece in pieces:
-            _show(self._detectors.setdefault(piece.choice, LeakDetector(self._offered)), piece)
+            detector = self._detectors.setdefault(piece.choice, LeakDetector(self._offered))
+            if piece.n_calls and not self._calls_leak:
+                detector.release()
+            else:
+                _show(detector, piece)
         self._settle()
 
     def _settle(self) -> None:
