@@ -72,6 +72,32 @@ def test_bad_lines_are_named_and_the_others_done(tmp_path, capsys):
     assert "appears twice" in captured.err
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"query": "\ud800", "options": OPTIONS},
+        {"query": "rain", "options": {"a": "\udfff", "b": None}},
+        {"query": "rain", "options": {"\ud800": "x", "b": None}},
+        {"id": "\ud800", "query": "rain", "options": OPTIONS},
+        {"query": "rain", "options": {"a": {"examples": ["\ud83d"]}, "b": None}},
+    ],
+)
+def test_half_a_surrogate_pair_fails_its_line_only(tmp_path, capsys, bad):
+    good = {"id": "\U0001f327", "query": "will it rain \U0001f327", "options": OPTIONS}
+    path = write(tmp_path / "in.jsonl", "\n".join(json.dumps(row) for row in (good, bad, good)))
+    assert main(["route", "--jsonl", path]) == 1
+    printed = capsys.readouterr()
+    assert [answer["id"] for answer in lines(printed.out)] == ["\U0001f327"] * 2
+    assert "line 2" in printed.err
+    assert "surrogate" in printed.err
+
+
+def test_a_query_argument_that_is_not_utf8_exits_2(tmp_path, capsys):
+    assert main(["route", "rain \udcff", "--tools", write(tmp_path / "t.json", OPTIONS)]) == 2
+    assert main(["route", "rain", "--tools", write(tmp_path / "t.json", {"a": "\ud800", "b": None})]) == 2
+    assert capsys.readouterr().err.count("surrogate") == 2
+
+
 def test_a_line_that_is_not_utf8_is_named(tmp_path, capsys):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"query": "\xff"}\n' + json.dumps({"query": "rain", "options": OPTIONS}).encode())

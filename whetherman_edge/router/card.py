@@ -73,7 +73,23 @@ def cards_of(options: Mapping[str, str | Mapping[str, Any] | None], loc: tuple[s
         )
     if len(options) > OPTIONS_MAX:
         raise RequestError(f"at most {OPTIONS_MAX} options are allowed, got {len(options)}", loc, "too_long")
-    return [_card(name, value, loc) for name, value in options.items()]
+    cards = [_card(name, value, loc) for name, value in options.items()]
+    for card in cards:
+        for text in (card.name, card.description, *card.parameters, *card.examples):
+            check_text("an option's text", text, loc)
+    return cards
+
+
+def check_text(what: str, text: str, loc: tuple[str | int, ...]) -> None:
+    """Raise RequestError unless ``text`` is Unicode text: half a surrogate pair is no character."""
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as exc:
+        raise RequestError(
+            f"{what} must be Unicode text, got half a surrogate pair at character {exc.start}", loc, "string_unicode"
+        ) from exc
 
 
 def _card(name: object, value: object, loc: tuple[str | int, ...]) -> ToolCard:

@@ -19,7 +19,7 @@ from whetherman_edge.dialects.chat import Tool
 from whetherman_edge.errors import RequestError
 from whetherman_edge.kernels import Kernels
 from whetherman_edge.router.artifact import fault
-from whetherman_edge.router.card import ToolCard, cards_of, from_tool
+from whetherman_edge.router.card import ToolCard, cards_of, check_text, from_tool
 from whetherman_edge.router.decision import Choice
 from whetherman_edge.router.identity_head import IdentityHead
 from whetherman_edge.router.lexical import Stems, StemTable
@@ -175,6 +175,7 @@ def check_query(query: object, loc: tuple[str | int, ...] = ("body", "query")) -
         raise RequestError(f"query must be a string, got {type(query).__name__}", loc, "string_type")
     if not query.strip():
         raise RequestError("query must not be empty", loc, "string_too_short")
+    check_text("query", query, loc)
 
 
 def softmax(logit: F64Vector) -> F64Vector:

@@ -15,10 +15,18 @@ Options = Mapping[str, Option]
 def parse_json(raw: bytes, loc: tuple[str | int, ...] = ("body",)) -> Any:
     """JSON of ``raw``; an object that names a key twice is refused, since one of the two would be lost silently.
 
+    Half a surrogate pair (U+D800 alone) is refused too: it is no character, and no answer could be written with it.
     Raises RequestError.
     """
     try:
-        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        if b"\\ud" in raw or b"\\uD" in raw:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+    except UnicodeEncodeError as exc:
+        raise RequestError(
+            "expected text, got half a surrogate pair (\\ud800 to \\udfff on its own)", loc, "string_unicode"
+        ) from exc
     except UnicodeDecodeError as exc:
         raise RequestError(f"expected UTF-8 text, byte {exc.start} is not", loc, "json_invalid") from exc
     except json.JSONDecodeError as exc:
