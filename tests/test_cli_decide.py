@@ -62,6 +62,22 @@ def test_lines_keep_ids_and_order_and_bad_ones_do_not_stop_the_rest(tmp_path, ca
     assert "3 of the lines" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("link", [None, "symlink_to", "hardlink_to"])
+@pytest.mark.parametrize(
+    "args", [["decide", "--jsonl", "IN"], ["decide", "IN"], ["route", "--jsonl", "IN"], ["route", "x", "--tools", "IN"]]
+)
+def test_the_file_that_is_read_is_never_written(tmp_path, capsys, args, link):
+    source = sink = tmp_path / "in.jsonl"
+    source.write_text(json.dumps({"id": 1, "request": CHAT}) + "\n")
+    before = source.read_bytes()
+    if link:
+        sink = tmp_path / "out.jsonl"
+        getattr(sink, link)(source)
+    assert cli.main([*(str(source) if arg == "IN" else arg for arg in args), "--out", str(sink)]) == 2
+    assert source.read_bytes() == before
+    assert "--out" in capsys.readouterr().err
+
+
 def test_all_good_lines_exit_0(given, capsysbinary):
     given(b"".join(json.dumps({"id": n, "request": CHAT}).encode() + b"\n" for n in range(3)))
     assert cli.main(["decide", "--jsonl"]) == 0

@@ -12,12 +12,13 @@ import importlib
 import importlib.util
 import json
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from whetherman_edge import __version__
-from whetherman_edge.errors import WhethermanError
+from whetherman_edge.errors import UsageError, WhethermanError
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         parsed = _parser(args).parse_args(args)
+        _check_output(parsed)
         return int(parsed.run(parsed))
     except WhethermanError as exc:
         sys.stderr.write(f"whetherman-edge: {exc}\n")
@@ -112,6 +114,27 @@ def _parser(args: list[str]) -> argparse.ArgumentParser:
         elif _exists(module):
             verbs.add_parser(verb, help=text)
     return parser
+
+
+def _check_output(parsed: argparse.Namespace) -> None:
+    """Raise UsageError when ``--out`` is one of the files to read: opening it would empty that."""
+    out = getattr(parsed, "out", None)
+    written = _stat(out) if out else None
+    if written is None or not stat.S_ISREG(written.st_mode):
+        return
+    for key in ("file", "jsonl", "tools"):
+        source = getattr(parsed, key, None)
+        if isinstance(source, (str, os.PathLike)):
+            read = _stat(0 if source == "-" else source)
+            if read is not None and os.path.samestat(read, written):
+                raise UsageError(f"--out {out}: expected another file than the one that is read; name a new one")
+
+
+def _stat(path: str | os.PathLike[str] | int) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (OSError, ValueError):
+        return None
 
 
 def _exists(module: str) -> bool:
