@@ -195,6 +195,39 @@ async def test_a_structured_call_in_spite_of_a_note_is_the_clients_to_take(upstr
     assert said(answer) == ("ANSWER", "yes", "forced")
 
 
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_r06_a_content_coding_nobody_asked_for_hides_no_call(upstream, serve, judge, coding, streaming):
+    def coded(text: str):
+        plain = b"".join(text_stream(*pieces(text))) if streaming else body_of(completion(text))
+        kind = "text/event-stream" if streaming else "application/json"
+        return reply(plain, content_type=kind, encoding=coding, chunked=True)
+
+    upstream.script(coded(MARKUP), coded("A deed."), coded("Land."))
+    async with serve(force="ANSWER", intervention="strip") as url:
+        leaked = await post(url, {**CHAT, "stream": streaming}, Accept_Encoding="gzip")
+        clear = await post(url, {**CHAT, "stream": streaming}, Accept_Encoding="gzip")
+    asked = [seen.header("accept-encoding") for seen in upstream.requests]
+    assert asked == [None, b"gzip", None]
+    assert said(leaked) == ("ANSWER", "no", "leaked_call")
+    assert said(clear) == ("ANSWER", "yes", "forced")
+    for answer, word in ((leaked, b"A deed."), (clear, b"Land.")):
+        assert answer.header("content-encoding") == coding
+        assert word in (gzip.decompress(answer.body) if coding == "gzip" else answer.body)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_held_reply_that_cannot_be_unpacked_is_passed_on(upstream, serve, judge, streaming):
+    kind = "text/event-stream" if streaming else "application/json"
+    bodies = (b"no gzip", gzip.compress(b"data: 1\n\n" * (1 << 18)))
+    upstream.script(*(reply(body, content_type=kind, Content_Encoding="gzip") for body in bodies))
+    upstream.script(reply(b"?", content_type=kind, Content_Encoding="br"))
+    async with serve(force="ANSWER", intervention="strip") as url:
+        answers = [await post(url, {**CHAT, "stream": streaming}) for _ in range(3)]
+    assert [answer.body for answer in answers] == [*bodies, b"?"]
+    assert len(upstream.requests) == 3
+
+
 async def test_r06_an_agent_that_keeps_leaking_is_left_alone(upstream, serve, judge):
     upstream.default = reply(completion(MARKUP))
     async with serve(force="ANSWER", intervention="strip") as url:

@@ -1,4 +1,4 @@
-"""Compressed request bodies: ``Content-Encoding: zstd`` (what System One SDKs send), ``gzip`` and ``deflate``.
+"""Compressed bodies: ``Content-Encoding: zstd`` (what System One SDKs send), ``gzip`` and ``deflate``.
 
 Output is bounded while it is produced, so a small body cannot become a large one. Pure.
 """
@@ -16,6 +16,8 @@ ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
 """RFC 8878 asks decoders to support at least 8 MB; a larger window only serves to take our memory."""
 
 ZSTD_AVAILABLE = sys.version_info >= (3, 14) or importlib.util.find_spec("zstandard") is not None
+
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
@@ -46,12 +48,39 @@ def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:
     return inflated
 
 
+class StreamInflater:
+    """Undoes one content coding of a body that comes in pieces, at most ``bytes_max`` bytes of it.
+
+    ``readable``: False for a coding that is not read piece by piece, which is every one but gzip, deflate and none.
+    """
+
+    __slots__ = ("_left", "_zlib", "readable")
+
+    def __init__(self, encoding: str, bytes_max: int) -> None:
+        name = encoding.strip().lower()
+        self._left = bytes_max
+        self._zlib = zlib.decompressobj(_WINDOW_BITS[name]) if name in _WINDOW_BITS else None
+        self.readable = self._zlib is not None or name in ("", "identity")
+
+    def feed(self, piece: bytes) -> bytes | None:
+        """What the next piece unpacks to; None when the body is broken or longer than the bound."""
+        if self._zlib is None:
+            plain = piece
+        else:
+            try:
+                plain = self._zlib.decompress(piece, self._left + 1)
+            except zlib.error:
+                return None
+        self._left -= len(plain)
+        return plain if self._left >= 0 else None
+
+
 def _gzip(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    return _zlib(body, bytes_max, 16 + zlib.MAX_WBITS)
+    return _zlib(body, bytes_max, _WINDOW_BITS["gzip"])
 
 
 def _deflate(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
-    return _zlib(body, bytes_max, zlib.MAX_WBITS)
+    return _zlib(body, bytes_max, _WINDOW_BITS["deflate"])
 
 
 def _zlib(body: bytes, bytes_max: int, wbits: int) -> tuple[bytes, bool]:

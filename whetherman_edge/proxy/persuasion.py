@@ -13,8 +13,10 @@ from typing import Protocol
 
 from aiohttp.web_request import BaseRequest
 
+from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating, Ruling
+from whetherman_edge.proxy.inflate import StreamInflater, inflate
 from whetherman_edge.proxy.reply_watch import StreamWatch, judge_reply
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import UpstreamResponse
@@ -38,7 +40,7 @@ class Answer:
         self.held = held
         self.tokens_withheld = 0
         self.tally: Tally | None = None
-        if response.header(b"content-encoding") is None:
+        if not _coding(response):
             self.tally = Tally(stream=_is_stream(response))
 
 
@@ -91,23 +93,38 @@ class Persuasion:
 
 
 async def _hold(response: UpstreamResponse, offered: Collection[str], *, calls_leak: bool) -> tuple[bytes, bool]:
-    """Read until it is clear whether the model calls; returns what was read, and whether it is a call."""
-    if response.header(b"content-encoding") is not None:
-        return b"", False  # it was asked not to; nothing can be told
+    """Read until it is clear whether the model calls; returns what was read, and whether it is a call.
+
+    A reply is asked for without a content coding; one that has it all the same is unpacked beside.
+    """
+    coding = _coding(response)
     if not _is_stream(response):
         held, complete = await response.read(HELD_BYTES_MAX)
-        return held, complete and judge_reply(held, offered, calls_leak=calls_leak) == "LEAK"
+        try:
+            plain = inflate(held, coding, HELD_BYTES_MAX) if complete else b""
+        except Refusal:
+            return held, False  # nothing can be told
+        return held, judge_reply(plain, offered, calls_leak=calls_leak) == "LEAK"
+    unpacked = StreamInflater(coding, HELD_BYTES_MAX)
+    if not unpacked.readable:
+        return b"", False
     watch = StreamWatch(offered, calls_leak=calls_leak)
     parts: list[bytes] = []
-    size = 0
-    while size < HELD_BYTES_MAX:
+    while True:
         chunk = await response.chunk()
         parts.append(chunk)
-        size += len(chunk)
-        state = watch.feed(chunk) if chunk else watch.close()
+        plain_chunk = unpacked.feed(chunk)
+        if plain_chunk is None:
+            return b"".join(parts), False
+        state = watch.feed(plain_chunk) if chunk else watch.close()
         if state != "HOLD":
             return b"".join(parts), state == "LEAK"
-    return b"".join(parts), False
+
+
+def _coding(response: UpstreamResponse) -> str:
+    """The content coding, "" for none."""
+    name = (response.header(b"content-encoding") or b"").strip().lower().decode("latin-1")
+    return "" if name == "identity" else name
 
 
 def _is_stream(response: UpstreamResponse) -> bool:
