@@ -116,6 +116,7 @@ enum wh_status wh_forest_f32(const struct wh_forest *forest, const unsigned char
  *   joined = [relu(x @ scalar_weight + scalar_bias), relu(P_a) for a in alone, P_l * P_r for (l, r) in (left, right)]
  *   logits = relu(joined @ hidden_weight + hidden_bias) @ out_weight + out_bias, all in float32.
  * Serial and AVX2 agree bit for bit; NumPy adds in another order: |difference| <= 1e-4 at the sizes in use. */
+#define WH_DENSE_AXIS_MAX ((size_t)1 << 20)
 struct wh_dense_head {
     const unsigned char *mean;           /* float32 (n_scalars,) */
     const unsigned char *scale;          /* float32 (n_scalars,) */
@@ -126,8 +127,7 @@ struct wh_dense_head {
     const unsigned char *alone;          /* int32 (n_alone,), projections */
     const unsigned char *left;           /* int32 (n_pairs,), projections */
     const unsigned char *right;          /* int32 (n_pairs,), projections */
-    const unsigned char
-        *hidden_weight;  /* float32 (n_scalar_units + n_projected_columns * (n_alone + n_pairs), n_hidden) */
+    const unsigned char *hidden_weight;  /* float32 (n_joined, n_hidden), n_joined the length of joined */
     const unsigned char *hidden_bias;    /* float32 (n_hidden,) */
     const unsigned char *out_weight;     /* float32 (n_hidden, n_classes) */
     const unsigned char *out_bias;       /* float32 (n_classes,) */
@@ -143,7 +143,8 @@ struct wh_dense_head {
     size_t n_hidden;
     size_t n_classes;
 };
-/* scratch: max(dim, n_scalars) + n_projections * n_projected_columns + rows of hidden_weight + n_hidden + n_classes
+/* No axis is longer than WH_DENSE_AXIS_MAX, so that no size below overflows.
+ * scratch: max(dim, n_scalars) + n_projections * n_projected_columns + rows of hidden_weight + n_hidden + n_classes
  * floats, aligned; its contents are of no use to the caller. */
 typedef enum wh_status wh_dense_head_f32_fn(const struct wh_dense_head *head, const unsigned char *restrict scalars,
                                             const unsigned char *restrict dense, float *restrict scratch,

@@ -9,8 +9,8 @@
 #include "bytes.h"
 #include "wh_kernels.h"
 
-/* out[j] += sum over i of x[i] * rows[i][j], in the order of i. Four rows a pass: the sum stays in a register for as long,
- * so that a row does not wait for the store of the one before it. */
+/* out[j] += sum over i of x[i] * rows[i][j], in the order of i. Four rows a pass: the sum stays in a register for as
+ * long, so that a row does not wait for the store of the one before it. */
 static inline void add_rows(float *restrict out, const float *restrict x, const unsigned char *restrict rows,
                             size_t n_rows, size_t n_columns) {
     const size_t stride = n_columns * sizeof(float);

@@ -371,6 +371,13 @@ static PyObject *dense_head_f32_into(PyObject *self, PyObject *const *args, Py_s
         if (!acquire(args[i], parts[i].name, parts[i].dtype, parts[i].ndim, i >= SCRATCH, &views[i])) {
             goto cleanup;
         }
+        for (int axis = 0; axis < parts[i].ndim && i != SCRATCH; axis++) { /* an empty array may have any other axis */
+            if ((size_t)views[i].shape[axis] > WH_DENSE_AXIS_MAX) {
+                PyErr_Format(PyExc_ValueError, "%s: expected axes of at most %zu; got %zd", parts[i].name,
+                             WH_DENSE_AXIS_MAX, views[i].shape[axis]);
+                goto cleanup;
+            }
+        }
     }
     const Py_ssize_t n = views[SCALARS].shape[0];
     const Py_ssize_t dim = views[DENSE].shape[1];

@@ -237,6 +237,123 @@ static void test_forest(void) {
     CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_ERR_INDEX);
 }
 
+/* One scalar unit, one projection of a two-column row, its square; then every set on random weights of odd sizes. */
+static void test_dense_head(const struct wh_ops *ops) {
+    const float mean[1] = {1.0F};
+    const float scale[1] = {2.0F};
+    const float scalar_weight[1] = {3.0F};
+    const float scalar_bias[1] = {-1.0F};
+    const float projection[2] = {1.0F, -2.0F};
+    const int32_t zero[1] = {0};
+    int32_t row[1] = {1};
+    int32_t alone[1] = {0};
+    int32_t right[1] = {0};
+    const float hidden_weight[3] = {1.0F, 10.0F, 100.0F};
+    const float hidden_bias[1] = {0.5F};
+    const float out_weight[2] = {1.0F, -1.0F};
+    const float out_bias[2] = {0.0F, 0.25F};
+    struct wh_dense_head head = {
+        .mean = BYTES(mean),
+        .scale = BYTES(scale),
+        .scalar_weight = BYTES(scalar_weight),
+        .scalar_bias = BYTES(scalar_bias),
+        .projection = BYTES(projection),
+        .projected_rows = BYTES(row),
+        .alone = BYTES(alone),
+        .left = BYTES(zero),
+        .right = BYTES(right),
+        .hidden_weight = BYTES(hidden_weight),
+        .hidden_bias = BYTES(hidden_bias),
+        .out_weight = BYTES(out_weight),
+        .out_bias = BYTES(out_bias),
+        .limit = 1.5F,
+        .n_scalars = 1,
+        .n_scalar_units = 1,
+        .dim = 2,
+        .n_dense_rows = 2,
+        .n_projections = 1,
+        .n_projected_columns = 1,
+        .n_alone = 1,
+        .n_pairs = 1,
+        .n_hidden = 1,
+        .n_classes = 2,
+    };
+    const float scalars[1] = {9.0F};                       /* (9 - 1) * 2, clipped to 1.5: unit 3.5 */
+    const float dense[2][2] = {{7.0F, 7.0F}, {5.0F, 1.0F}}; /* projected: 3, its square 9 */
+    float scratch[2 + 1 + 3 + 1 + 2];
+    double logits[2];
+    CHECK(ops->dense_head_f32(&head, BYTES(scalars), BYTES(dense), scratch, BYTES(logits)) == WH_OK);
+    CHECK(logits[0] == 934.0 && logits[1] == -933.75);
+    row[0] = 2;
+    CHECK(ops->dense_head_f32(&head, BYTES(scalars), BYTES(dense), scratch, BYTES(logits)) == WH_ERR_INDEX);
+    row[0] = 0;
+    alone[0] = 1;
+    CHECK(ops->dense_head_f32(&head, BYTES(scalars), BYTES(dense), scratch, BYTES(logits)) == WH_ERR_INDEX);
+    alone[0] = 0;
+    right[0] = -1;
+    CHECK(ops->dense_head_f32(&head, BYTES(scalars), BYTES(dense), scratch, BYTES(logits)) == WH_ERR_INDEX);
+}
+
+static unsigned char *random_f32(size_t n) {
+    unsigned char *block = exact(1 + n * sizeof(float));
+    for (size_t i = 0; i < n; i++) {
+        const float value = (float)((int)(random_u32() % 2001) - 1000) / 500.0F;
+        memcpy(block + 1 + i * sizeof value, &value, sizeof value);
+    }
+    return block;
+}
+
+static void test_dense_head_against_serial(const struct wh_ops *ops) {
+    static const size_t widths[] = {0, 1, 3, 7, 8, 9, 33};
+    for (size_t w = 0; w < sizeof widths / sizeof widths[0]; w++) {
+        const size_t n = widths[w];
+        const int32_t picks[3] = {0, 2, 1};
+        const size_t n_joined = n + n * 5;
+        unsigned char *blocks[11] = {
+            random_f32(n), random_f32(n),         random_f32(n * n),
+            random_f32(n), random_f32(3 * n * n), random_f32(n_joined * n),
+            random_f32(n), random_f32(n * 4),     random_f32(4),
+            random_f32(n), random_f32(3 * n),
+        };
+        const struct wh_dense_head head = {
+            .mean = blocks[0] + 1,
+            .scale = blocks[1] + 1,
+            .scalar_weight = blocks[2] + 1,
+            .scalar_bias = blocks[3] + 1,
+            .projection = blocks[4] + 1,
+            .projected_rows = BYTES(picks),
+            .alone = BYTES(picks),
+            .left = BYTES(picks),
+            .right = BYTES(picks + 1),
+            .hidden_weight = blocks[5] + 1,
+            .hidden_bias = blocks[6] + 1,
+            .out_weight = blocks[7] + 1,
+            .out_bias = blocks[8] + 1,
+            .limit = 1.0F,
+            .n_scalars = n,
+            .n_scalar_units = n,
+            .dim = n,
+            .n_dense_rows = 3,
+            .n_projections = 3,
+            .n_projected_columns = n,
+            .n_alone = 3,
+            .n_pairs = 2,
+            .n_hidden = n,
+            .n_classes = 4,
+        };
+        float *scratch = exact((n + 3 * n + n_joined + n + 4) * sizeof(float));
+        double expected[4];
+        double got[4];
+        CHECK(wh_dense_head_f32_serial(&head, blocks[9] + 1, blocks[10] + 1, scratch, BYTES(expected)) == WH_OK);
+        CHECK(ops->dense_head_f32(&head, blocks[9] + 1, blocks[10] + 1, scratch, BYTES(got)) == WH_OK);
+        CHECK(memcmp(expected, got, sizeof got) == 0);
+        free(scratch);
+        for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+            free(blocks[i]);
+        }
+    }
+}
+
 struct fake_tensor {
     const char *name;
     void *data;
@@ -283,6 +400,8 @@ int main(void) {
         test_gather_by_hand(rows[i]);
         test_against_serial(rows[i]);
         test_cosine_at_the_int16_edge(rows[i]);
+        test_dense_head(rows[i]);
+        test_dense_head_against_serial(rows[i]);
     }
     test_ngrams();
     test_ngram_bound();

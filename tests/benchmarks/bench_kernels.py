@@ -1,7 +1,7 @@
 """Nanoseconds a call of each kernel: NumPy reference, native serial, native best. One question, one table.
 
 ``python tests/benchmarks/bench_kernels.py [--json FILE]``. The sizes are those of a request: a 12-token query, 30 and
-600 prototypes (10 and 200 tools in three channels), an 85-byte user text, 200 trees of 31 nodes. The sets take turns,
+600 prototypes (10 and 200 tools in three channels), an 85-byte user text, and the heads of the shipped gate. The sets take turns,
 so a busy machine slows all three alike; read the ratios. Outputs are compared before anything is timed.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from whetherman_edge.kernels import NGRAM_ALL, Kernels, load, norms_i8
+from whetherman_edge.kernels import NGRAM_ALL, DenseWeights, Kernels, load, norms_i8
 
 TEXT = b"Could you please set a reminder for tomorrow at 9 to call my mother about the flight?"
 SAMPLE_NS = 200_000
@@ -34,7 +34,7 @@ def complete_forest(rng: np.random.Generator, n_trees: int, depth: int) -> list[
     offset = np.arange(n_trees)[:, None]
     children = np.where(child < n_inner, offset * n_inner + child, ~(offset * n_leaves + child - n_inner))
     return [
-        rng.integers(0, 40, n_trees * n_inner).astype(np.int32),
+        rng.integers(0, 122, n_trees * n_inner).astype(np.int32),
         rng.standard_normal(n_trees * n_inner),
         np.ascontiguousarray(children[:, 0::2]).ravel().astype(np.int32),
         np.ascontiguousarray(children[:, 1::2]).ravel().astype(np.int32),
@@ -43,6 +43,31 @@ def complete_forest(rng: np.random.Generator, n_trees: int, depth: int) -> list[
         (np.arange(n_trees) % 4).astype(np.int32),
         4,
     ]
+
+
+def dense_weights(rng: np.random.Generator) -> DenseWeights:
+    """The gate's sizes: 122 scalars, 64 scalar units, 8 projections of a 256-column row to 48, 96 hidden units."""
+
+    def normal(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    alone, left, right = (np.array(picks, np.int32) for picks in ((0, 3, 4, 5, 7), (0, 0, 1), (2, 6, 3)))
+    return DenseWeights(
+        mean=normal(122),
+        scale=normal(122),
+        scalar_weight=normal(122, 64),
+        scalar_bias=normal(64),
+        projection=normal(8, 256, 48),
+        projected_rows=np.array([0, 0, 1, 2, 3, 4, 5, 6], np.int32),
+        alone=alone,
+        left=left,
+        right=right,
+        hidden_weight=normal(64 + 8 * 48, 96),
+        hidden_bias=normal(96),
+        out_weight=normal(96, 4),
+        out_bias=normal(4),
+        limit=np.array([4.0], np.float32),
+    )
 
 
 def cases() -> dict[str, Case]:
@@ -55,7 +80,8 @@ def cases() -> dict[str, Case]:
     out = np.empty(256, np.int32)
     weights = rng.standard_normal((1 << 15, 4)).astype(np.float32)
     buckets = load("reference").hash_ngrams(TEXT, 1, 1 << 15)
-    features, forest = rng.standard_normal(40).astype(np.float32), complete_forest(rng, 200, 5)
+    features, forest = rng.standard_normal(122).astype(np.float32), complete_forest(rng, 480, 4)
+    dense, head = rng.standard_normal((7, 256)).astype(np.float32), dense_weights(rng)
     one, none, cell = np.zeros((1, 1), np.int8), np.empty(0, np.int32), np.zeros(1, np.int32)
     return {
         "call overhead (pool_i8_into, 1 x 1, no ids)": lambda k: k.pool_i8_into(one, none, cell),
@@ -67,13 +93,14 @@ def cases() -> dict[str, Case]:
         f"hash_ngrams, {len(TEXT)} bytes, {buckets.size} n-grams": lambda k: k.hash_ngrams(TEXT, 1, 1 << 15),
         f"gather_sum_f32, {buckets.size} x 4": lambda k: k.gather_sum_f32(weights, buckets),
         f"ngram_sum_f32, {len(TEXT)} bytes x 4": lambda k: k.ngram_sum_f32(TEXT, 1, NGRAM_ALL, weights),
-        "forest_f32, 200 trees of depth 5": lambda k: k.forest_f32(features, *forest),
+        "forest_f32, 480 trees of depth 4": lambda k: k.forest_f32(features, *forest),
+        "dense_head_f32, the gate's sizes": lambda k: k.dense_head_f32(features, dense, head),
     }
 
 
 def equal(a: Any, b: Any) -> bool:
     pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
-    return all(np.array_equal(x, y) for x, y in pairs)
+    return all(np.array_equal(x, y) or np.allclose(x, y, rtol=1e-4) for x, y in pairs)  # close: dense_head_f32 only
 
 
 def sample(call: Case, kernels: Kernels, calls: int) -> float:

@@ -29,6 +29,11 @@ SIGNATURES: dict[str, list[Any]] = {
         *((np.float32, 1), (np.int32, 1), (np.float64, 1), (np.int32, 1), (np.int32, 1)),
         *((np.float64, 1), (np.int32, 1), (np.int32, 1), (np.float64, 1)),
     ],
+    "dense_head_f32_into": [
+        *((np.float32, 1), (np.float32, 2), (np.float32, 1), (np.float32, 1), (np.float32, 2), (np.float32, 1)),
+        *((np.float32, 3), (np.int32, 1), (np.int32, 1), (np.int32, 1), (np.int32, 1), (np.float32, 2)),
+        *((np.float32, 1), (np.float32, 2), (np.float32, 1), (np.float32, 1), (np.float32, 1), (np.float64, 1)),
+    ],
 }
 
 
@@ -63,6 +68,31 @@ class Arguments:
             array[...] = np.arange(array.size).reshape(shape) % max(1, min(self.sizes))
         return array[::2] if n_dims and self.random.random() < 0.02 else array
 
+    def dense_head(self) -> list[Any]:
+        """Shapes that fit together, but for one in five calls, and indices that may point outside."""
+        n, units, dim, columns, hidden, classes = (self.random.choice([0, 1, 2, 5, 8, 9]) for _ in range(6))
+        rows, projections, alone, pairs = (self.random.choice([0, 1, 2, 3]) for _ in range(4))
+        joined = units + columns * (alone + pairs)
+        room = max(dim, n) + projections * columns + joined + hidden + classes
+        shapes: list[tuple[Any, tuple[int, ...]]] = [
+            *((np.float32, shape) for shape in ((n,), (rows, dim), (n,), (n,), (n, units), (units,))),
+            (np.float32, (projections, dim, columns)),
+            *((np.int32, (length,)) for length in (projections, alone, pairs, pairs)),
+            *((np.float32, shape) for shape in ((joined, hidden), (hidden,), (hidden, classes), (classes,), (1,))),
+            *((np.float32, (room,)), (np.float64, (classes,))),
+        ]
+        if self.random.random() < 0.2:
+            at = self.random.randrange(len(shapes))
+            dtype, shape = shapes[at]
+            shapes[at] = dtype, tuple(max(0, length + self.random.choice([-1, 1])) for length in shape)
+        return [self._filled(dtype, shape) for dtype, shape in shapes]
+
+    def _filled(self, dtype: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        if dtype == np.int32:
+            return np.array(self.random.choices([0, 0, 0, 1, 2, -1, 3], k=shape[0]), np.int32)
+        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.frombuffer(bytearray(self.random.randbytes(n_bytes)), dtype).reshape(shape)
+
     def draw(self, kind: Any) -> Any:
         if self.random.random() < 0.01:
             return self.random.choice([None, "text", 3, -1, 2**70, b"", [], object()])
@@ -80,7 +110,8 @@ def main(path: str, runs: int = RUNS_DEFAULT) -> int:
     for run in range(runs):
         arguments = Arguments(run)
         name = arguments.random.choice(list(SIGNATURES))
-        values = [arguments.draw(kind) for kind in SIGNATURES[name]]
+        fitting = name == "dense_head_f32_into" and arguments.random.random() < 0.8
+        values = arguments.dense_head() if fitting else [arguments.draw(kind) for kind in SIGNATURES[name]]
         if arguments.random.random() < 0.01:
             values.pop()
         for row in rows:
