@@ -1,8 +1,8 @@
 """Nanoseconds a call of each kernel: NumPy reference, native serial, native best. One question, one table.
 
 ``python tests/benchmarks/bench_kernels.py [--json FILE]``. The sizes are those of a request: a 12-token query, 30 and
-600 prototypes (10 and 200 tools in three channels), an 85-byte user text, and the heads of the shipped gate. The sets take turns,
-so a busy machine slows all three alike; read the ratios. Outputs are compared before anything is timed.
+600 prototypes (10 and 200 tools in three channels), an 85-byte user text, the heads of the shipped gate. The sets take
+turns, so a busy machine slows all three alike; read the ratios. Outputs are compared before anything is timed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from whetherman_edge.kernels import Kernels, load, norms_i8
+from whetherman_edge.kernels import DenseWeights, Kernels, load, norms_i8
 
 ROUNDS = 20_000
 GROWTH_BYTES_MAX = 2 << 20
@@ -29,6 +29,11 @@ def calls(kernels: Kernels) -> list[Callable[[], object]]:
     node, limit = np.zeros(1, np.int32), np.zeros(1)
     left, right, leaves = np.array([~0], np.int32), np.array([~1], np.int32), np.array([1.0, 2.0])
     features = np.ones(3, np.float32)
+    head = DenseWeights(
+        *(features, features, np.ones((3, 2), np.float32), features[:2], np.ones((1, 3, 4), np.float32)),
+        *(node, node, node, node, np.ones((10, 5), np.float32), np.ones(5, np.float32)),
+        *(np.ones((5, 4), np.float32), np.ones(4, np.float32), features[:1]),
+    )
     return [
         lambda: kernels.pool_i8(table, ids),
         lambda: kernels.pool_i8(table, bad_ids),
@@ -44,6 +49,8 @@ def calls(kernels: Kernels) -> list[Callable[[], object]]:
         lambda: kernels.ngram_sum_f32(text, -1, 31, weights),
         lambda: kernels.forest_f32(features, node, limit, left, right, leaves, node, node, 2),
         lambda: kernels.forest_f32(features, node, limit, left, right, leaves, node, node[:0], 2),
+        lambda: kernels.dense_head_f32(features, np.ones((2, 3), np.float32), head),
+        lambda: kernels.dense_head_f32(features[1:], np.ones((2, 3), np.float32), head),
         lambda: load("serial"),
         lambda: load("sse9"),
     ]
