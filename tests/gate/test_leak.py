@@ -21,6 +21,15 @@ NAMES = frozenset({"get_weather", "search", "terminal"})
 CALL = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
 
 LEAKS = {
+    "invoke": '<invoke name="get_weather"><parameter name="city">Oslo</parameter></invoke>',
+    "function calls": '<function_calls>\n<invoke name="get_weather">',
+    "minimax": '<minimax:tool_call>\n<invoke name="get_weather">',
+    "seed": "<seed:tool_call><function=get_weather>",
+    "deepseek 3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather",
+    "deepseek 3.2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">',
+    "cohere": '<|START_ACTION|>[{"tool_name": "get_weather", "parameters": {}}]<|END_ACTION|>',
+    "command r": 'Action: ```json\n[{"tool_name": "get_weather", "parameters": {}}]\n```',
+    "react with a thought": "Thought: I need the weather.\nAction: get_weather\nAction Input: Oslo",
     "hermes": f"<tool_call>\n{CALL}\n</tool_call>",
     "hermes after a line break": f"\n\n<tool_call>\n{CALL}\n</tool_call>",
     "function tag": "<function=get_weather>{}</function>",
@@ -53,6 +62,11 @@ LEAKS = {
     "behind empty thinking": f"<think>\n\n</think>\n\n{CALL}",
 }
 ANSWERS = {
+    "thought and answer": "Thought: easy.\nFinal Answer: 4",
+    "thought and another action": "Thought: easy.\nAction: think\nAction Input: x",
+    "thought": "Thought: what a day",
+    "action line in prose": "Plan:\nAction: get_weather is called by agents first.",
+    "invoke in a shell": "<invoke> is a tag.",
     "prose": "It is sunny in Oslo.",
     "prose with a tool's name": "search is a tool; I cannot use it here.",
     "a tool's name alone": "get_weather is what you need",
@@ -104,7 +118,7 @@ def test_answers_are_clear(text: str) -> None:
     ("text", "settled_by"),
     [
         ("It is sunny", "I"),
-        ("The weather", "T"),  # "Tool:" could follow a T
+        ("The weather", "Th"),  # "Thought:" could follow a Th
         ("search is", "search "),
         ("```python\ndef f", "```python\ndef"),
         ('```json\n{"city"', '```json\n{"c'),
@@ -163,7 +177,17 @@ def test_the_hold_is_bounded() -> None:
         detector = LeakDetector(NAMES)
         detector.text(start + "x" * (HOLD_CHARS_MAX + HOLD_REASONING_CHARS_MAX))
         assert detector.state == "CLEAR"
-    for repeated in ("print(", "<think></think>", "```", "[", "{", "Action:"):
+    for repeated in (
+        "print(",
+        "<think></think>",
+        "```",
+        "[",
+        "{",
+        "Action:",
+        "Thought:",
+        "Thought:\nAction:",
+        "\nAction: x",
+    ):
         detector = LeakDetector(NAMES)
         detector.text(repeated * 20_000)
         assert detector.close() == "CLEAR"
@@ -188,6 +212,14 @@ def test_a_call_behind_prose_is_counted_when_the_stream_ends() -> None:
         assert detector.close() == "CLEAR"
         assert detector.leaked_late
         assert holds_call("Let me check.\n" + call, NAMES)  # a whole reply is judged in time
+
+
+def test_a_whole_reply_is_read_past_the_hold() -> None:
+    late = '{"arguments": {"text": "' + "x" * (2 * HOLD_CHARS_MAX) + '"}, "name": "get_weather"}'
+    assert holds_call(late, NAMES)
+    assert not holds_call(late.replace("get_weather", "another"), NAMES)
+    assert holds_call("Let me look.\nAction: get_weather\nAction Input: Oslo", NAMES)
+    assert not holds_call("Let me look.\nAction: another\nAction Input: Oslo", NAMES)
 
 
 def test_an_answer_that_quotes_markup_is_no_call() -> None:

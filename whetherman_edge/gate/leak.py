@@ -41,6 +41,11 @@ MARKERS = (
     "<|tool▁call",
     "<｜tool▁call",
     "<|action_start|>",
+    "<|START_ACTION|>",
+    "<｜DSML｜",
+    "<invoke name=",
+    "<minimax:tool_call>",
+    "<seed:tool_call>",
     "<|channel|>commentary to=",
     "[TOOL_CALL",
     "[TOOL_REQUEST]",
@@ -55,6 +60,12 @@ _ARGUMENT_KEYS = frozenset(
 _FIRST_KEYS = _NAME_KEYS | _ARGUMENT_KEYS | {"type", "id", "tool_calls", "function_call", "tool_call", "thought"}
 # Words before a name: the ReAct way of writing calls, and FunctionGemma's.
 _REACT = ("Action", "Tool", "Function", "call")
+# ReAct thinks aloud before it calls.
+_THOUGHT = "Thought"
+_AFTER_THOUGHT = re.compile(r"\n[ \t]*(?:(?P<call>Action)|(?:Final )?Answer)[ \t]*:")
+_REACT_LINE = re.compile(
+    r"""^[ \t]*Action[ \t]*:[ \t]*[`"']?([A-Za-z_][\w.\-]*)[`"']?[ \t]*(?:$|[(\[{])""", re.MULTILINE
+)
 _THINK_START, _THINK_END = "<think>", "</think>"
 
 _FENCE = re.compile(r"```[A-Za-z0-9_+-]*[ \t]*\r?\n?\s*")
@@ -134,10 +145,13 @@ def holds_call(text: str, names: frozenset[str]) -> bool:
             position = text.find(marker)
             if position >= 0 and text[position - 1 : position] != "`":
                 return True
+    if any(match[1] in names for match in _REACT_LINE.finditer(text)):
+        return True
     for count, match in enumerate(_EMBEDDED.finditer(text)):
         if count == _OBJECTS_LOOKED_AT_MAX:
             break
-        if _classify_json(text[match.start() :], names, closed=True) == "LEAK":
+        chars_max = HOLD_CHARS_MAX if count else KEPT_CHARS_MAX  # long arguments may come before the name
+        if _classify_json(text[match.start() :], names, closed=True, chars_max=chars_max) == "LEAK":
             return True
     return False
 
@@ -212,7 +226,7 @@ def _classify_words(rest: str, names: frozenset[str], *, printed: bool = False) 
         return "CLEAR"
     name, behind = word[0], rest[word.end() :]
     if not behind:
-        known = any(candidate.startswith(name) for candidate in ("print", *_REACT, *names))
+        known = any(candidate.startswith(name) for candidate in ("print", _THOUGHT, *_REACT, *names))
         return "HOLD" if known else "CLEAR"
     if behind[0] in "({" and name in names:
         return "LEAK"
@@ -220,10 +234,23 @@ def _classify_words(rest: str, names: frozenset[str], *, printed: bool = False) 
         return _classify_words(behind[1:], names, printed=True) if behind[1:] else "HOLD"
     if name in _REACT and behind[0] == ":":
         return _classify_react(behind[1:], names)
+    if name == _THOUGHT and behind[0] == ":":
+        return _classify_thought(behind[1:], names)
     return "CLEAR"
 
 
+def _classify_thought(rest: str, names: frozenset[str]) -> State:
+    """``Thought: …``: what counts is the action behind it, or the answer."""
+    found = _AFTER_THOUGHT.search(rest, 0, HOLD_CHARS_MAX)
+    if found is None:
+        return "HOLD" if len(rest) < HOLD_CHARS_MAX else "CLEAR"
+    return _classify_react(rest[found.end() :], names) if found["call"] else "CLEAR"
+
+
 def _classify_react(rest: str, names: frozenset[str]) -> State:
+    fenced = rest.removeprefix(" ")
+    if fenced.startswith("```"):
+        return _classify_fence(fenced, names)  # Command R
     stripped = rest.lstrip(" `")
     if not stripped:
         return "HOLD" if len(rest) <= 4 else "CLEAR"
@@ -237,15 +264,15 @@ def _classify_react(rest: str, names: frozenset[str]) -> State:
     return "LEAK" if word[0] in names else "CLEAR"
 
 
-def _classify_json(rest: str, names: frozenset[str], *, closed: bool = False) -> State:
+def _classify_json(rest: str, names: frozenset[str], *, closed: bool = False, chars_max: int = HOLD_CHARS_MAX) -> State:
     """An object or array: a call when it names an offered tool and has arguments; quotes and braces of any kind.
 
-    closed: there is no more to come, so an unfinished object is settled as it stands.
+    closed: there is no more to come, so an unfinished object is settled as it stands. chars_max: read no further.
     """
-    undecided: State = "CLEAR" if closed or len(rest) > HOLD_CHARS_MAX else "HOLD"
+    undecided: State = "CLEAR" if closed or len(rest) > chars_max else "HOLD"
     scanner = _ObjectScanner(names)
     position = 0
-    while position < min(len(rest), HOLD_CHARS_MAX):
+    while position < min(len(rest), chars_max):
         token = _TOKEN.match(rest, position)
         if token is None:
             return undecided if rest[position] in "\"'" and scanner.may_hold(rest[position + 1 :]) else "CLEAR"
