@@ -240,8 +240,21 @@ def test_R08_a_result_without_text_passes_the_note_to_the_user_turn() -> None:
     edited = sent(body)
     assert edited["messages"][3]["content"] is None
     assert edited["messages"][1]["content"].endswith(LATER_STEP["ANSWER", "reason"])
-    with pytest.raises(ViewError):
-        sent(body_of({"role": "user", "content": None}))
+    result_alone = body_of(result("rain, 7 C"))
+    assert sent(result_alone)["messages"][0]["content"].startswith("rain, 7 C\n\n")
+
+
+@pytest.mark.parametrize("turn", [{"content": None}, {}, {"content": {}}, {"content": []}])
+def test_R09_a_user_turn_without_text_is_withheld_for_without_a_sentence(turn: dict[str, Any]) -> None:
+    body = body_of({"role": "user", **turn})
+    ways = {kind: mode_of(body, kind=kind) for kind in ("openai", "vllm", "ollama", "llamacpp", "unknown")}
+    assert ways == {"openai": "none", "vllm": "none", "ollama": "strip", "llamacpp": "strip", "unknown": "strip"}
+    called = body_of({"role": "user", **turn}, calls("get_weather", {}), {"role": "tool", "content": "rain"})
+    assert mode_of(called) == "note"
+    assert sent(body, kind="llamacpp")["messages"] == json.loads(body)["messages"]
+    assert sent(body, kind="vllm")["messages"] == json.loads(body)["messages"]
+    assert planned(body, "ASK", "llamacpp") is None
+    assert planned(body, "DECLINE", "vllm") is None
 
 
 def test_a_turn_is_never_steered_twice() -> None:

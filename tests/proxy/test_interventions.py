@@ -120,6 +120,21 @@ async def test_prune_keeps_original_objects_in_order_and_pinned_ones(upstream, s
     assert len(kept) < len(tools)
 
 
+@pytest.mark.parametrize("content", [None, {}, {"text": "odd"}])
+async def test_r09_a_turn_without_text_is_no_view_error(upstream, serve, judge, content):
+    chat = {**CHAT, "messages": [{"role": "user", "content": content}]}
+    call = {"role": "assistant", "content": None, "tool_calls": [tool_call()]}
+    later = {**CHAT, "messages": [*chat["messages"], call, {"role": "tool", "tool_call_id": "call_1", "content": None}]}
+    async with serve(force="ANSWER", intervention="note", upstream_kind="unknown") as url:
+        assert said(await post(url, chat)) == ("ANSWER", "yes", "forced")
+        assert upstream.last.json() == {key: chat[key] for key in ("model", "messages")}
+        assert said(await post(url, later)) == ("ANSWER", "no", "no_intervention")
+        assert upstream.last.body == body_of(later)
+    async with serve(force="DECLINE", intervention="strip") as url:
+        assert said(await post(url, chat)) == ("DECLINE", "no", "no_intervention")
+        assert upstream.last.body == body_of(chat)
+
+
 # --- withholding that does not work (R06, R13) ----------------------------------------------------------------------
 
 MARKUP = '<tool_call>\n{"name": "search", "arguments": {"query": "lease"}}\n</tool_call>'

@@ -17,7 +17,7 @@ from whetherman_edge.dialects.chat import ChatView, Intervention, InterventionMo
 from whetherman_edge.gate import loop_guard
 from whetherman_edge.gate.guards import tool_named
 from whetherman_edge.gate.policy import SessionState
-from whetherman_edge.gate.verdict import Decision
+from whetherman_edge.gate.verdict import Decision, Label
 from whetherman_edge.gate.wordings import DEFAULT_WORDING, PREFIXES, sentence
 
 Prefill = Literal["no", "trailing", "continue_flags"]
@@ -76,7 +76,8 @@ def plan(
     """The intervention for a decision other than ACT; None when there is none that is safe here (the request is
     relayed).
 
-    An answer that must be JSON is withheld for without a sentence, which would break the schema (R15).
+    An answer that must be JSON is withheld for without a sentence, which would break the schema (R15); so is an ANSWER
+    to a turn without text, which has no place for one.
     """
     if decision.label == "ACT":
         return None
@@ -97,7 +98,7 @@ def plan(
     if chat.structured_output:
         words, targets = "", ()
     elif not targets:
-        return None
+        words, mode = "", _mode_without_words(mode, decision.label, chat, capability, settings)
     if mode == "strip":
         return Intervention(mode="strip", strip=True, sentence=words, note_at=targets)
     if mode == "none":
@@ -171,6 +172,19 @@ def _mode(
     return "none" if _may_forbid(chat, capability) else "note"
 
 
+def _mode_without_words(
+    mode: InterventionMode, label: Label, chat: ChatView, capability: Capability, settings: InterventionSettings
+) -> InterventionMode:
+    """The mode when no turn can take the sentence; ``note`` when none is left. ASK and DECLINE are nothing without."""
+    if label != "ANSWER":
+        return "note"
+    if mode in ("strip", "none"):
+        return mode
+    if _may_strip(chat, capability, settings):
+        return "strip"
+    return "none" if _may_forbid(chat, capability) else "note"
+
+
 def _may_strip(chat: ChatView, capability: Capability, settings: InterventionSettings) -> bool:
     """Tools may be removed: all are function tools (R07), none is pinned, and the history stands without them."""
     if chat.n_other_tools or any(pinned(tool.name, settings.always_keep) for tool in chat.tools):
@@ -189,8 +203,14 @@ def _may_prefill(chat: ChatView, capability: Capability) -> bool:
 
 
 def _note_targets(chat: ChatView, capability: Capability, settings: InterventionSettings) -> tuple[int, ...]:
-    """Turns to append to, best first: the last user turn; on later steps the last result, when it stands at the end."""
+    """Turns to append to, best first: the last user turn; on later steps the last result, when it stands at the end.
+
+    A user turn that says nothing (content null or absent) cannot be told from the view to take a text, so it does not
+    count.
+    """
     last, user = len(chat.messages) - 1, chat.last_user_index
+    if user >= 0 and not chat.messages[user].text and not chat.messages[user].n_media:
+        user = -1
     if chat.last_role != "tool":
         return (user,) if user >= 0 else ()
     position = capability.note_position if settings.note_position == "auto" else settings.note_position

@@ -176,7 +176,7 @@ class Gating:
         try:
             return edit.apply(ruling.plain, ruling.chat, ruling.plan), ruling
         except ViewError:
-            return body, ruling.reopened("view_error")
+            return _edit_without_words(body, ruling, ruling.chat, ruling.plan)
         except Exception:
             log.exception("event=edit_failed")
             return body, ruling.reopened("view_error")
@@ -240,7 +240,8 @@ class Gating:
         plan = intervention.plan(decision, chat, capability, settings, session)
         if plan is not None and self._learned.refuses(chat.model, plan.mode):
             noted = msgspec.structs.replace(settings, mode="note")
-            return intervention.plan(decision, chat, capability, noted, session)
+            other = intervention.plan(decision, chat, capability, noted, session)
+            return None if other is not None and other.mode == plan.mode != "note" else other
         return plan
 
     def _prune(self, chat: ChatView) -> Intervention | None:
@@ -323,6 +324,18 @@ class Gating:
     def _unscored(self, reason: str, mode: Mode, started_s: float, chat: ChatView | None = None) -> Ruling:
         ms = (time.perf_counter() - started_s) * 1e3
         return Ruling(decision=policy.unscored(reason), mode=mode, ms=ms, chat=chat)
+
+
+def _edit_without_words(body: bytes, ruling: Ruling, chat: ChatView, plan: Intervention) -> tuple[bytes, Ruling]:
+    """After a first failure: what an ANSWER can do without a sentence when only that found no place."""
+    bare = msgspec.structs.replace(plan, sentence="", note_at=())
+    try:
+        edited = edit.apply(ruling.plain, chat, bare)
+    except ViewError:
+        return body, ruling.reopened("view_error")
+    if bare.withholds and ruling.decision.label == "ANSWER":
+        return edited, msgspec.structs.replace(ruling, plan=bare)
+    return body, ruling.reopened("no_intervention")
 
 
 def _failure(exc: Exception) -> str:
