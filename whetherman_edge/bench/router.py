@@ -226,47 +226,46 @@ def _percentiles(times_ns: Sequence[int]) -> dict[str, float]:
 
 
 _CHILD = """
-import json, sys
-from whetherman_edge.router.decision import Choice
+import sys
 from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import RouterTable
-from whetherman_edge.bench.router import mapped_kb
 table = RouterTable.open()
 Scorer(table).route("rain tomorrow?", {"weather": "Forecast for a city", "news": "Headlines"})
-int(table.rows.astype("int8").sum())
-print("ready", flush=True)
+int(table.rows.max())
+print(table.artifact.path, flush=True)
 sys.stdin.readline()
-print(json.dumps(mapped_kb(str(table.artifact.path))), flush=True)
 """
 
 
-def shared_memory() -> dict[str, Any]:
-    """Pages of the mapped file in two processes that both touched all of it; Linux only, else empty."""
+def shared_memory() -> dict[str, list[int]]:
+    """Pages of the mapped file in two live processes that both touched all of it, in KiB; Linux only, else empty."""
     if not Path("/proc/self/smaps").is_file():
         return {}
-    children = [
-        subprocess.Popen([sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", _CHILD]
+    children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    paths = [child.stdout.readline().strip() if child.stdout else "" for child in children]
+    found = [mapped_kb(child.pid, path) for child, path in zip(children, paths, strict=True)]
     for child in children:
-        assert child.stdout is not None
-        child.stdout.readline()
-    found = [json.loads(child.communicate("\n")[0].splitlines()[-1]) for child in children]
-    return {"mapped_rss_kb": [f["Rss"] for f in found], "mapped_pss_kb": [f["Pss"] for f in found],
-            "shared_kb": [f["Shared_Clean"] for f in found], "process_rss_kb": [f["VmRSS"] for f in found]}  # fmt: skip
+        child.communicate("\n")
+    return {
+        "mapped_rss_kb": [f["Rss"] for f in found],
+        "mapped_pss_kb": [f["Pss"] for f in found],
+        "shared_kb": [f["Shared_Clean"] for f in found],
+        "process_rss_kb": [f["VmRSS"] for f in found],
+    }
 
 
-def mapped_kb(path: str) -> dict[str, int]:
-    """Rss, Pss and Shared_Clean of this process's mappings of ``path``, and its whole VmRSS, in KiB."""
+def mapped_kb(pid: int, path: str) -> dict[str, int]:
+    """Rss, Pss and Shared_Clean of a process's mappings of ``path``, and its whole VmRSS, in KiB."""
     sums = {"Rss": 0, "Pss": 0, "Shared_Clean": 0}
     inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         head = line.split()
         if "-" in head[0] and not head[0].endswith(":"):
-            inside = line.rstrip().endswith(path)
+            inside = bool(path) and line.rstrip().endswith(path)
         elif inside and head[0].rstrip(":") in sums:
             sums[head[0].rstrip(":")] += int(head[1])
-    status = Path("/proc/self/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text()
     return sums | {"VmRSS": int(status.split("VmRSS:")[1].split()[0])}
 
 
