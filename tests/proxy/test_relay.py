@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gzip
 import json
+import select
+import socket
 
 import pytest
 
@@ -308,6 +310,39 @@ async def test_s05_client_gone_inside_a_stream_closes_the_upstream(upstream, ser
         client.abort()
         async with asyncio.timeout(0.5 * TIME_FACTOR):
             await upstream.last.closed.wait()
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the kernel does not tell")
+@pytest.mark.parametrize("target", ["/v1/chat/completions", "/api/blobs/x"])
+@pytest.mark.parametrize("listen", ["tcp", "unix"])
+async def test_s05_client_gone_inside_an_upload_that_nobody_takes_closes_the_upstream(serve, tmp_path, target, listen):
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        keys = {"listen": f"unix:{tmp_path}/s"} if listen == "unix" else {}
+        async with serve(upstream=f"http://127.0.0.1:{server.getsockname()[1]}", **keys) as url, Client(url) as client:
+            size = 40 << 20
+            head = f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
+            upload = asyncio.ensure_future(client.send(head.encode() + bytes(size)))
+            taken, _ = await loop.sock_accept(server)
+            with taken:
+                await loop.sock_recv(taken, 1)
+                await _until_stalled(client)
+                client.abort()
+                watch = select.poll()
+                watch.register(taken, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+                events = await asyncio.to_thread(watch.poll, 1000 * PATIENCE_S)
+            await asyncio.gather(upload, return_exceptions=True)
+    assert events
+
+
+async def _until_stalled(client: Client) -> None:
+    """Until the daemon takes no more of what this client sends."""
+    left, before = client.writer.transport.get_write_buffer_size(), -1
+    async with asyncio.timeout(PATIENCE_S):
+        while left != before:
+            await asyncio.sleep(0.1 * TIME_FACTOR)
+            before, left = left, client.writer.transport.get_write_buffer_size()
 
 
 async def test_s06_stale_keep_alive_costs_no_client_an_error(upstream, serve):

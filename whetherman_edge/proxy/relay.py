@@ -14,6 +14,7 @@ import msgspec
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
+from whetherman_edge.proxy.departure import DepartureWatch
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
 
@@ -262,26 +263,37 @@ async def read_body(request: BaseRequest, bytes_max: int) -> tuple[bytes, bool]:
 
 
 class BodyStream:
-    """A request body passed on as it arrives: what was read already, then the rest. ``too_large``: it hit the cap."""
+    """A request body passed on as it arrives: what was read already, then the rest. ``too_large``: it hit the cap.
+
+    While the upstream takes none of it, it is seen to that a client that leaves is noticed.
+    """
 
     def __init__(self, request: BaseRequest, head: bytes = b"", bytes_max: int | None = None) -> None:
         self._content = request.content
+        self._transport = request.transport
         self._head = head
         self._bytes_max = bytes_max
         self.too_large = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = len(self._head)
-        if self._head:
-            yield self._head
-        self._head = b""
-        while not self._content.at_eof():
-            part = await self._content.readany()
-            size += len(part)
-            if self._bytes_max is not None and size > self._bytes_max:
-                self.too_large = True
-                raise OverflowError("request body over the cap")
-            yield part
+        part, self._head = self._head, b""
+        watch = DepartureWatch(self._transport)
+        try:
+            while True:
+                if part:
+                    watch.blind = True
+                    yield part
+                    watch.blind = False
+                if self._content.at_eof():
+                    return
+                part = await self._content.readany()
+                size += len(part)
+                if self._bytes_max is not None and size > self._bytes_max:
+                    self.too_large = True
+                    raise OverflowError("request body over the cap")
+        finally:
+            watch.stop()
 
 
 def _is_cross_origin_word(key: bytes) -> bool:

@@ -10,7 +10,9 @@ This is the only module that touches that class.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import AsyncIterable
 from urllib.parse import urlsplit
@@ -34,6 +36,7 @@ IDLE_CONNECTIONS_MAX = 64
 HEAD_LINE_BYTES_MAX = 64 << 10
 # Below this, head and body are joined into one write; above, joining would copy for nothing.
 JOIN_BYTES_MAX = 64 << 10
+_LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -101,6 +104,13 @@ class _Connection(ResponseHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lost = exc
         super().connection_lost(exc)
+
+    def reset(self) -> None:
+        """Abort with a TCP reset: an end behind request bytes that the upstream does not read would not reach it."""
+        connected = self.transport.get_extra_info("socket") if self.transport is not None else None
+        if connected is not None and connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+        self.abort()
 
     @property
     def reusable(self) -> bool:
@@ -192,10 +202,11 @@ class UpstreamResponse:
     def abort(self) -> None:
         """Close the connection at once; the upstream sees it and can stop generating."""
         connection, self._connection = self._connection, None
+        sending = self._pump is not None and not self._pump.done()
         if self._pump is not None:
             self._pump.cancel()
         if connection is not None:
-            connection.abort()
+            connection.reset() if sending else connection.abort()
 
 
 class Upstream:
@@ -336,8 +347,9 @@ class Upstream:
                     raise UpstreamReset(f"{self.target.url} switched protocols, which nobody asked for")
                 message, reader = await connection.read()
         except BaseException as exc:
-            if pump is not None:
+            if pump is not None and not pump.done():
                 pump.cancel()
+                connection.reset()
             connection.abort()
             if isinstance(exc, (ClientError, OSError, HttpProcessingError)):
                 raise UpstreamReset(f"{self.target.url} gave no proper response: {_why(exc)}") from exc
@@ -359,7 +371,7 @@ async def _pump(connection: _Connection, chunks: AsyncIterable[bytes], chunked: 
             await writer.write(chunk)
         await writer.write_eof()
     except asyncio.CancelledError:
-        connection.abort()
+        connection.reset()
         raise
     except Exception:
         if connection.is_connected():
