@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import uvloop
-from aiohttp.web_server import Server
 
 from whetherman_edge import __version__, composition
 from whetherman_edge.composition import Gate
@@ -28,6 +27,7 @@ from whetherman_edge.proxy.app import App
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.guard import Guard, check_bind
+from whetherman_edge.proxy.http_server import HttpServer
 from whetherman_edge.proxy.systemone import PATH as SYSTEMONE_PATH
 from whetherman_edge.proxy.systemone import SystemOne, UpstreamFirst
 from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
@@ -235,7 +235,7 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> 
 async def _accepting(app: App, listeners: list[socket.socket], drain_timeout_s: float) -> AsyncIterator[None]:
     """Accept connections inside the block; drain after it."""
     loop = asyncio.get_running_loop()
-    server = Server(
+    server = HttpServer(
         app.handle,
         handler_cancellation=True,  # a client that goes away cancels its handler, which aborts the upstream
         access_log=None,

@@ -46,6 +46,32 @@ async def test_bad_requests_are_answered_and_go_nowhere(upstream, serve, judge, 
         assert (await post(url, CHAT)).status == 200
 
 
+async def test_o10_what_is_no_http_gets_an_error_of_ours_that_quotes_nothing(upstream, serve, judge, caplog):
+    lines = [
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer SECRET\x01\r\n\r\n",
+        b"GET /\xc3\xbc?SECRET HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x16\x03\x01SECRET\r\n\r\n",
+    ]
+    async with serve() as url:
+        for line in lines:
+            async with Client(url) as client:
+                await client.send(line)
+                answer = await client.rest(await client.head())
+                assert await client.reader.read() == b""
+            assert answer.status == 400
+            error = answer.json()["error"]
+            assert (error["type"], error["code"], error["src"]) == (
+                "invalid_request_error",
+                "bad_http",
+                "whetherman-edge",
+            )
+            assert b"SECRET" not in answer.body
+            assert "aiohttp" not in str(answer.raw_headers)
+    assert caplog.text.count("event=bad_http") == 3
+    assert "SECRET" not in caplog.text
+    assert upstream.requests == []
+
+
 async def test_a_broken_chunk_inside_a_body_reaches_no_upstream_as_a_whole_request(upstream, serve, judge):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with serve() as url:
