@@ -46,20 +46,18 @@ def test_ids_equal_the_library_on_ascii(table, text):
     assert table.token_list(text) == table._library.encode(text, add_special_tokens=False).ids
 
 
-def test_library_equals_the_published_tokenizer(table):
-    from pathlib import Path
+# What the tokenizer.json published with potion-base-8M (sha256 of the model in MODELS.md) gives.
+PUBLISHED = {
+    "Where's the café? [MASK] naïve 中文 x_y": [1079, 11, 61, 1002, 6674, 35, 4, 14749, 752, 867, 66, 41, 67],
+    "\u0130stanbul\u200b weather": [8966, 3639],
+    "ﬁle ½ №": [990, 1577, 98, 584],
+}
 
-    from tokenizers import Tokenizer
 
-    published = Path(__file__).resolve().parents[2].parent / "shared" / "models" / "potion-base-8M" / "tokenizer.json"
-    if not published.is_file():
-        pytest.skip("the published tokenizer.json is not on this machine")
-    original = Tokenizer.from_file(str(published))
-    for text in ("Where's the café? [MASK] naïve 中文 x_y", "İstanbul\u200b weather", "ﬁle ½ №"):
-        assert (
-            table._library.encode(text, add_special_tokens=False).ids
-            == original.encode(text, add_special_tokens=False).ids
-        )
+@pytest.mark.parametrize("text", PUBLISHED)
+def test_library_equals_the_published_tokenizer(table, text):
+    assert table._library.encode(text, add_special_tokens=False).ids == PUBLISHED[text]
+    assert table.token_list(text) == PUBLISHED[text]
 
 
 def test_odd_text_takes_the_library_path():
