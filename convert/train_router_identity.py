@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,9 @@ from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import RouterTable
 
 BUCKETS = 1 << 14
+BATCH = 64
+SHOWN = (0.3, 1.0)  # bounds of an episode's probability that a known tool's identity is shown
+SILENT_WEIGHT = 0.5
 WORDINGS_TRAIN = (0, 1, 2, 4, 5, 7, 9, 10, 11, 12, 13)  # 3, 6 and 8 stay for validation
 GAIN = 6.0  # so that steps of Adam's size move the scores; folded into the weights at the end
 OTHER_TOOLS = 240
@@ -96,11 +101,126 @@ class Head(torch.nn.Module):
         )
 
 
+@dataclass
+class Evidence:
+    """What training needs of each text; rows of the known tools' queries first, then those of other tools.
+
+    ``known``: (n, wordings, known) semantic logits. ``other``: (n, OTHER_TOOLS), ``barred`` where such a tool may well
+    answer the query. ``own``: logit of the right tool where it is not a known one, else -1e9. ``good``: (n, known + 1),
+    the last column for that right tool. ``weight``: (n,).
+    """
+
+    known: torch.Tensor
+    other: torch.Tensor
+    barred: torch.Tensor
+    own: torch.Tensor
+    good: torch.Tensor
+    weight: torch.Tensor
+    vectors: torch.Tensor
+    buckets: list[np.ndarray]
+
+
+def gather(args: argparse.Namespace, described: dict[str, dict[str, list[str]]], rng: random.Random) -> Evidence:
+    """Score every training text once with the finished semantic path."""
+    names = list(described)
+    kernels = load("best")
+    table = RouterTable.open(args.artifact, kernels)
+    scorer = Scorer(table, kernels)
+    pools = load_pools(args.shared, args.data, None)
+    queries = [
+        (str(r["query"]), list(r["accept"]), 1.0)  # type: ignore[call-overload]
+        for r in priority_rows(args.shared, args.data)
+        if args.everything or not is_held_out(str(r["query"]))
+    ]
+    queries += borrowed(args.shared, rng)
+    silent = silent_queries(pools, rng, args.everything)
+    wordings = (*WORDINGS_TRAIN, -1)
+    known_slate = scorer.slate(
+        [make_card(n, described[n]["descriptions"][w] if w >= 0 else "") for w in wordings for n in names]
+    )
+    places = [
+        (p, i)
+        for p in pools
+        if p.source in {"authored", "authored2", "gate", "mcp"} and (args.everything or not p.is_held_out)
+        for i in range(len(p.tools))
+    ]
+    other_slate = scorer.slate([card(p.tools[i], "full") for p, i in rng.sample(places, OTHER_TOOLS)])
+    texts = [q[0] for q in queries] + [s[0] for s in silent]
+    at_other = [scorer.score(text, other_slate) for text in texts]
+    own = [-1e9] * len(queries)
+    for text, pool, accept in silent:
+        own.append(float(scorer.score(text, scorer.slate([card(pool.tools[accept[0]], "full")])).logit[0]))
+    good = torch.zeros(len(texts), len(names) + 1)
+    for row, (_, accept, _) in enumerate(queries):
+        good[row, [names.index(n) for n in accept]] = 1
+    good[len(queries) :, -1] = 1
+    print(f"{len(queries)} queries of the known tools, {len(silent)} of others", flush=True)
+    known = np.array([scorer.score(text, known_slate).logit for text in texts], dtype=np.float32)
+    barred = np.array([s.cos_tool > FORBIDDEN_COSINE for s in at_other])
+    barred[len(queries) :] = False
+    return Evidence(
+        known=torch.tensor(known.reshape(len(texts), len(wordings), len(names))),
+        other=torch.tensor(np.array([s.logit for s in at_other], dtype=np.float32)),
+        barred=torch.tensor(barred),
+        own=torch.tensor(own),
+        good=good,
+        weight=torch.tensor([q[2] for q in queries] + [SILENT_WEIGHT] * len(silent)),
+        vectors=torch.tensor(np.array([table.vector(text) for text in texts])),
+        buckets=[
+            kernels.hash_ngrams(t.encode()[:QUERY_BYTES_MAX], NGRAM_SEED, BUCKETS, NGRAM_MODES).astype(np.int64)
+            for t in texts
+        ],
+    )
+
+
+def episode(head: Head, evidence: Evidence, rows: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """Mean loss of one batch, each row with its own wordings, shown identities and other tools."""
+    n, (_, n_wordings, n_known) = len(rows), evidence.known.shape
+    buckets = [evidence.buckets[i] for i in rows.tolist()]
+    counts = torch.tensor([len(b) for b in buckets])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)[:-1]])
+    added = head(torch.tensor(np.concatenate(buckets)), offsets, counts, evidence.vectors[rows])
+    wording = torch.randint(0, n_wordings, (n, n_known))
+    shown = torch.rand(n, n_known) < torch.empty(n, 1).uniform_(*SHOWN)
+    at_known = evidence.known[rows[:, None], wording, torch.arange(n_known)] + added * shown
+    good = evidence.good[rows]
+    gone = (torch.rand(n, n_known) < 0.5) & (torch.rand(n, 1) < 0.3) & (good[:, :-1] == 0)
+    at_known = at_known.masked_fill(gone, -1e9)
+    some = torch.tensor(rng.sample(range(OTHER_TOOLS), rng.choice((0, 0, 2, 5, 10))), dtype=torch.long)
+    at_other = evidence.other[rows][:, some].masked_fill(evidence.barred[rows][:, some], -1e9)
+    logp = F.log_softmax(torch.cat([at_known, evidence.own[rows, None], at_other], 1), 1)[:, : n_known + 1]
+    loss = -torch.logsumexp(logp.masked_fill(good == 0, -1e9), 1)
+    return (loss * evidence.weight[rows]).mean()
+
+
+def fit(evidence: Evidence, args: argparse.Namespace, rng: random.Random) -> Head:
+    """Train a head."""
+    head = Head(evidence.known.shape[2], evidence.vectors.shape[1])
+    optimiser = torch.optim.Adam(head.parameters(), lr=args.lr)
+    n = len(evidence.buckets)
+    n_batches = args.epochs * math.ceil(n / BATCH)
+    done = 0
+    for epoch in range(args.epochs):
+        total = 0.0
+        for rows in torch.randperm(n).split(BATCH):
+            for group in optimiser.param_groups:
+                group["lr"] = args.lr * max(0.02, 1 - done / n_batches)
+            loss = episode(head, evidence, rows, rng)
+            total += float(loss.detach()) * len(rows) / n
+            loss = loss + args.decay * (head.dense.square().sum() + head.ngrams.weight.square().sum())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            done += 1
+        print(f"epoch {epoch}: loss {total:.4f}", flush=True)
+    return head
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifact", type=Path, required=True)
-    parser.add_argument("--shared", type=Path, required=True)
-    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")
+    parser.add_argument("--artifact", type=Path, required=True, help="the artifact without an identity head")
+    parser.add_argument("--shared", type=Path, required=True, help="folder of the public data sets")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data", help="our own data")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--decay", type=float, default=1e-4)
@@ -111,117 +231,15 @@ def main() -> None:
     torch.set_num_threads(1)
     rng = random.Random(0)
     described = json.loads((Path(__file__).parent / "data" / "router_priority.json").read_text())
-    names = list(described)
-    kernels = load("best")
-    table = RouterTable.open(args.artifact, kernels)
-    scorer = Scorer(table, kernels)
-    pools = load_pools(args.shared, args.data, None)
-
-    queries: list[tuple[str, list[str], float]] = [
-        (str(r["query"]), list(r["accept"]), 1.0)  # type: ignore[call-overload]
-        for r in priority_rows(args.shared, args.data)
-        if args.everything or not is_held_out(str(r["query"]))
-    ]
-    queries += borrowed(args.shared, rng)
-    n_priority = len(queries)
-    silent = silent_queries(pools, rng, args.everything)
-    texts = [q[0] for q in queries] + [s[0] for s in silent]
-
-    known_cards = [
-        make_card(n, described[n]["descriptions"][w] if w >= 0 else "") for w in (*WORDINGS_TRAIN, -1) for n in names
-    ]
-    n_wordings = len(WORDINGS_TRAIN) + 1
-    places = [
-        (p, i)
-        for p in pools
-        if p.source in {"authored", "authored2", "gate", "mcp"} and (args.everything or not p.is_held_out)
-        for i in range(len(p.tools))
-    ]
-    other_cards = [card(p.tools[i], "full") for p, i in rng.sample(places, OTHER_TOOLS)]
-    known_slate, other_slate = scorer.slate(known_cards), scorer.slate(other_cards)
-    known, other, other_cos, own, vectors, buckets = [], [], [], [], [], []
-    for index, text in enumerate(texts):
-        known.append(scorer.score(text, known_slate).logit.reshape(n_wordings, len(names)))
-        scores = scorer.score(text, other_slate)
-        other.append(scores.logit)
-        other_cos.append(scores.cos_tool)
-        if index >= n_priority:
-            _, pool, accept = silent[index - n_priority]
-            own.append(float(scorer.score(text, scorer.slate([card(pool.tools[accept[0]], "full")])).logit[0]))
-        vectors.append(table.vector(text))
-        buckets.append(
-            kernels.hash_ngrams(text.encode()[:QUERY_BYTES_MAX], NGRAM_SEED, BUCKETS, NGRAM_MODES).astype(np.int64)
-        )
-    known_t = torch.tensor(np.array(known), dtype=torch.float32)
-    other_t = torch.tensor(np.array(other), dtype=torch.float32)
-    barred = torch.tensor(np.array(other_cos)) > FORBIDDEN_COSINE
-    vectors_t = torch.tensor(np.array(vectors))
-    print(f"{n_priority} queries of the known tools, {len(silent)} of others", flush=True)
-
-    head = Head(len(names), table.dim)
-    optimiser = torch.optim.Adam(head.parameters(), lr=args.lr)
-    for epoch in range(args.epochs):
-        order = rng.sample(range(len(texts)), len(texts))
-        total = 0.0
-        for start in range(0, len(order), 64):
-            batch = order[start : start + 64]
-            counts = torch.tensor([len(buckets[i]) for i in batch])
-            offsets = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)[:-1]])
-            added = head(torch.tensor(np.concatenate([buckets[i] for i in batch])), offsets, counts, vectors_t[batch])
-            logits, targets, weights = [], [], []
-            for row, i in enumerate(batch):
-                shown = torch.rand(len(names)) < (0.3 + 0.7 * rng.random())
-                wording = torch.randint(0, n_wordings, (len(names),))
-                at_known = known_t[i, wording, torch.arange(len(names))] + added[row] * shown
-                some = torch.randperm(OTHER_TOOLS)[: rng.choice((0, 0, 2, 5, 10))]
-                at_other = other_t[i, some]
-                good = torch.zeros(len(names) + len(some) + 1)
-                if i < n_priority:
-                    accept = [names.index(t) for t in queries[i][1]]
-                    at_other = at_other.masked_fill(barred[i, some], -1e9)
-                    good[accept] = 1
-                    gone = torch.rand(len(names)) < rng.choice((0.0, 0.0, 0.5))
-                    gone[accept] = False
-                    at_known = at_known.masked_fill(gone, -1e9)
-                    right = torch.tensor([-1e9])
-                    weights.append(queries[i][2])
-                else:
-                    good[-1] = 1
-                    right = torch.tensor([own[i - n_priority]])
-                    weights.append(0.5)
-                row_logits = torch.cat([at_known, at_other, right])
-                padded = torch.full((len(names) + 11,), -1e9)
-                padded[: len(row_logits)] = row_logits
-                mask = torch.zeros(len(names) + 11)
-                mask[: len(good)] = good
-                logits.append(padded)
-                targets.append(mask)
-            stacked, good_rows = torch.stack(logits), torch.stack(targets)
-            logp = F.log_softmax(stacked, 1)
-            nll = -torch.logsumexp(logp.masked_fill(good_rows == 0, -1e9), 1)
-            loss = (nll * torch.tensor(weights)).mean() + args.decay * (
-                head.dense.square().sum() + head.ngrams.weight.square().sum()
-            )
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            for group in optimiser.param_groups:
-                group["lr"] = args.lr * (1 - (epoch + start / len(order)) / args.epochs)
-            total += float(loss.detach())
-        print(f"epoch {epoch}: loss {total / (len(order) / 64):.4f}", flush=True)
-    bank, owner = [], []
-    for k, name in enumerate(names):
-        for text in described[name]["descriptions"]:
-            bank.append(text)
-            owner.append(k)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    head = fit(gather(args, described, rng), args, rng)
+    bank = [(text, k) for k, entry in enumerate(described.values()) for text in entry["descriptions"]]
     np.savez(
         args.out,
         ngrams=GAIN * head.ngrams.weight.detach().numpy().astype(np.float32),
         dense=GAIN * head.dense.detach().numpy().astype(np.float32),
         bias=head.bias.detach().numpy().astype(np.float64),
-        bank=np.array(bank),
-        owner=np.array(owner, dtype=np.int32),
+        bank=np.array([text for text, _ in bank]),
+        owner=np.array([k for _, k in bank], dtype=np.int32),
     )
 
 
