@@ -41,8 +41,8 @@ class Matrix:
     """Items as arrays.
 
     scalars: (n, N_SCALARS) float32. dense: (n, blocks, dim) float16. buckets: (m,) uint32, the n-gram buckets of all
-    items; those of item i are ``buckets[offsets[i]:offsets[i + 1]]``, ``scale`` their float32 values. meta: the items
-    without their request.
+    items; those of item i are ``buckets[offsets[i]:offsets[i + 1]]``, ``scale`` their float32 values. phase: (n,) int8.
+    meta: the items without their request.
     """
 
     def __init__(
@@ -52,9 +52,10 @@ class Matrix:
         buckets: npt.NDArray[np.uint32],
         scale: npt.NDArray[np.float32],
         offsets: npt.NDArray[np.int64],
+        phase: npt.NDArray[np.int8],
         meta: list[Item],
     ) -> None:
-        self.scalars, self.dense, self.meta = scalars, dense, meta
+        self.scalars, self.dense, self.phase, self.meta = scalars, dense, phase, meta
         self.buckets, self.scale, self.offsets = buckets, scale, offsets
         self.gold = np.array([LABELS.index(m["gold"]) for m in meta])
         self.accept = np.array([[label in m["accept"] for label in LABELS] for m in meta])
@@ -81,7 +82,7 @@ def read_dialogues(name: str) -> list[Item]:
             "category": row["category"],
             "domain": row.get("domain", "dev").split("-")[0],
             "set": row.get("set", row["id"]),
-            "kind": "dialogue",
+            "kind": "public" if row.get("domain") == "public" else "dialogue",
         }
         for row in rows
     ]
@@ -162,12 +163,13 @@ def matrix_of(items: Sequence[Item], scorer: Scorer, name: str) -> Matrix:
         entry["n_tools"] = len(item["request"].get("tools") or [])
     if path.exists():
         with np.load(path) as z:
-            return Matrix(z["scalars"], z["dense"], z["buckets"], z["scale"], z["offsets"], meta)
-    scalars, dense, buckets, scale = [], [], [], []
+            return Matrix(meta=meta, **{key: z[key] for key in z.files if key != "allow_pickle"})
+    scalars, dense, buckets, scale, phase = [], [], [], [], []
     extractor, cache, kernels = Extractor(scorer), ToolCache(), scorer.kernels
     for item in items:
         features = extractor.extract(view(json.dumps(item["request"]).encode(), cache))
         scalars.append(features.scalars)
+        phase.append(features.phase)
         dense.append(features.dense.astype(np.float16))
         fields = [kernels.hash_ngrams(f.text, f.seed, N_BUCKETS, f.modes) for f in features.fields]
         buckets.append(np.concatenate(fields) if fields else np.zeros(0, np.uint32))
@@ -178,8 +180,9 @@ def matrix_of(items: Sequence[Item], scorer: Scorer, name: str) -> Matrix:
         "dense": np.stack(dense),
         "buckets": np.concatenate(buckets),
         "scale": np.concatenate(scale),
+        "phase": np.array(phase, np.int8),
         "offsets": np.cumsum([0] + [len(b) for b in buckets]),
     }
     CACHE.mkdir(parents=True, exist_ok=True)
-    np.savez(path, allow_pickle=False, **arrays)
-    return Matrix(arrays["scalars"], arrays["dense"], arrays["buckets"], arrays["scale"], arrays["offsets"], meta)
+    np.savez(path, **arrays)
+    return Matrix(meta=meta, **arrays)

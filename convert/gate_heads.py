@@ -1,4 +1,4 @@
-"""The gate's three heads and their blend: fitted here, evaluated at run time by ``gate.static_gate``.
+"""The gate's two heads and their blend: fitted here, evaluated at run time by ``gate.static_gate``.
 
 Each ``fit_*`` returns plain arrays; each ``*_logits`` is the batch form of what the run time computes for one request.
 Everything is seeded and runs on one thread, so the same data gives the same artifact.
@@ -6,7 +6,6 @@ Everything is seeded and runs on one thread, so the same data gives the same art
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_matrix
 
 from convert.gate_data import N_BUCKETS, Matrix
+from whetherman_edge.gate.features import PHASES
 from whetherman_edge.gate.heads import ALONE, LEFT, PROJECTED, PROJECTIONS, RIGHT, SCALAR_LIMIT
 
 F32 = npt.NDArray[np.float32]
@@ -21,7 +21,7 @@ F64 = npt.NDArray[np.float64]
 Arrays = dict[str, npt.NDArray[Any]]
 
 # Weight of derived items against a hand-labelled dialogue (1.0), by kind; chosen on held-out domains.
-KIND_WEIGHTS: Final = {"dialogue": 1.0, "prefix": 0.3, "prefix_first": 0.1, "swapped": 0.0}
+KIND_WEIGHTS: Final = {"dialogue": 1.0, "prefix": 0.3, "prefix_first": 0.1, "swapped": 0.0, "public": 0.2}
 ACCEPT_MAIN: Final = 0.75  # target of the gold label where others are acceptable too; they share the rest
 
 
@@ -159,71 +159,6 @@ def dense_logits(arrays: Arrays, scaling: Arrays, matrix: Matrix, rows: npt.NDAr
     return np.asarray(hidden @ a["out_weight"] + a["out_bias"], np.float64)
 
 
-def fit_forest(matrix: Matrix, rows: npt.NDArray[np.intp], rounds: int = 120) -> Any:
-    """A LightGBM model on the scalars."""
-    import lightgbm
-
-    parameters = {
-        "objective": "multiclass",
-        "num_class": 4,
-        "verbose": -1,
-        "num_threads": 1,
-        "seed": 1,
-        "deterministic": True,
-        "force_row_wise": True,
-        "learning_rate": 0.08,
-        "num_leaves": 12,
-        "min_data_in_leaf": 40,
-        "feature_fraction": 0.3,
-        "bagging_fraction": 0.7,
-        "bagging_freq": 1,
-        "lambda_l2": 10.0,
-    }
-    data = lightgbm.Dataset(matrix.scalars[rows], matrix.gold[rows], weight=item_weights(matrix)[rows])
-    return lightgbm.train(parameters, data, rounds)
-
-
-def forest_logits(model: Any, matrix: Matrix, rows: npt.NDArray[np.intp]) -> F64:
-    """(n, 4) raw scores of the forest."""
-    return np.asarray(model.predict(matrix.scalars[rows], raw_score=True))
-
-
-def forest_arrays(model: Any) -> Arrays:
-    """The forest in the layout of ``kernels.forest_f32``."""
-    feature, threshold, left, right, leaves, roots, classes = [], [], [], [], [], [], []
-    blocks = model.model_to_string().split("Tree=")[1:]
-    for number, block in enumerate(blocks):
-        fields = dict(re.findall(r"^(\w+)=(.*)$", block, re.MULTILINE))
-        values = [float(v) for v in fields["leaf_value"].split()]
-        base, leaf_base = len(feature), len(leaves)
-        classes.append(number % 4)
-        leaves += values
-        if "split_feature" not in fields or not fields["split_feature"].strip():
-            roots.append(-1 - leaf_base)
-            continue
-        if any(int(v) & 1 for v in fields["decision_type"].split()):
-            raise ValueError("forest: a categorical split cannot be exported")
-
-        def child(value: str, base: int = base, leaf_base: int = leaf_base) -> int:
-            index = int(value)
-            return base + index if index >= 0 else -1 - (leaf_base + (-1 - index))
-
-        feature += [int(v) for v in fields["split_feature"].split()]
-        threshold += [float(v) for v in fields["threshold"].split()]
-        left += [child(v) for v in fields["left_child"].split()]
-        right += [child(v) for v in fields["right_child"].split()]
-        roots.append(base)
-    return {
-        "forest_feature": np.array(feature, np.int32),
-        "forest_threshold": np.array(threshold, np.float64),
-        "forest_left": np.array(left, np.int32),
-        "forest_right": np.array(right, np.int32),
-        "forest_leaf": np.array(leaves, np.float64),
-        "forest_root": np.array(roots, np.int32),
-        "forest_class": np.array(classes, np.int32),
-    }
-
-
 def log_softmax(logits: F64) -> F64:
     """Row-wise log-probabilities."""
     shifted = logits - logits.max(axis=1, keepdims=True)
@@ -231,18 +166,28 @@ def log_softmax(logits: F64) -> F64:
 
 
 def fit_blend(heads: list[F64], matrix: Matrix, rows: npt.NDArray[np.intp], strength: float = 0.05) -> Arrays:
-    """Multinomial logistic regression on the heads' log-probabilities: ``blend_weights`` (4 heads, 4), ``blend_bias``.
+    """Multinomial logistic regression on the heads' log-probabilities, one for each phase of a dialogue.
 
-    Fitted on out-of-fold predictions and well regularised: it also sets the temperature.
+    Fitted as one layer with a difference for each later phase, so that the phases learn from each other, on out-of-fold
+    predictions and well regularised: it also sets the temperature. Returns ``blend_weights`` (phases, 4 heads, 4) and
+    ``blend_bias`` (phases, 4).
     """
     from sklearn.linear_model import LogisticRegression
 
     inputs = np.concatenate([log_softmax(h) for h in heads], axis=1)
-    model = LogisticRegression(C=strength, max_iter=500).fit(inputs, matrix.gold[rows])
-    return {"blend_weights": model.coef_.T.astype(np.float64).copy(), "blend_bias": model.intercept_.astype(np.float64)}
+    later = matrix.phase[rows, None] == np.arange(1, len(PHASES))
+    parts = [inputs, *(inputs * mark[:, None] for mark in later.T), later.astype(np.float64)]
+    model = LogisticRegression(C=strength, max_iter=1000).fit(np.concatenate(parts, axis=1), matrix.gold[rows])
+    shared, *differences = np.split(model.coef_.T[: len(PHASES) * inputs.shape[1]], len(PHASES))
+    offsets = model.coef_.T[len(PHASES) * inputs.shape[1] :]
+    return {
+        "blend_weights": np.stack([shared, *(shared + d for d in differences)]),
+        "blend_bias": np.stack([model.intercept_, *(model.intercept_ + o for o in offsets)]),
+    }
 
 
-def blend_logits(arrays: Arrays, heads: list[F64]) -> F64:
-    """(n, 4) logits of the blend."""
+def probabilities(arrays: Arrays, heads: list[F64], phase: npt.NDArray[np.int8]) -> F64:
+    """(n, 4) class probabilities of the blend; phase: (n,)."""
     inputs = np.concatenate([log_softmax(h) for h in heads], axis=1)
-    return np.asarray(inputs @ arrays["blend_weights"] + arrays["blend_bias"])
+    logits = np.einsum("ni,nic->nc", inputs, arrays["blend_weights"][phase]) + arrays["blend_bias"][phase]
+    return np.exp(log_softmax(logits))

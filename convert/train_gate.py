@@ -42,7 +42,6 @@ def fit_heads(matrix: Matrix, rows: Rows) -> dict[str, Any]:
         "scaling": scaling,
         "ngrams": heads.fit_ngrams(matrix, rows),
         "dense": [heads.fit_dense(matrix, rows, scaling, seed) for seed in range(DENSE_SEEDS)],
-        "forest": heads.fit_forest(matrix, rows),
     }
 
 
@@ -51,7 +50,6 @@ def head_logits(fitted: dict[str, Any], matrix: Matrix, rows: Rows) -> list[F64]
     return [
         heads.ngram_logits(fitted["ngrams"], matrix, rows),
         np.mean([heads.dense_logits(d, fitted["scaling"], matrix, rows) for d in fitted["dense"]], axis=0),
-        heads.forest_logits(fitted["forest"], matrix, rows),
     ]
 
 
@@ -67,7 +65,7 @@ def held_out(matrix: Matrix, fold: npt.NDArray[np.intp]) -> list[F64]:
     donors = {m["donor"] for m in matrix.meta if "donor" in m}
     fold_of = {d: int(fold[np.flatnonzero(matrix.domain == d)[0]]) for d in donors}
     donor = np.array([fold_of.get(m.get("donor", ""), -1) for m in matrix.meta])
-    out = [np.zeros((len(matrix), 4)) for _ in range(3)]
+    out = [np.zeros((len(matrix), 4)) for _ in range(2)]
     for k in range(N_FOLDS):
         train = np.flatnonzero((fold != k) & (donor != k) & (weights > 0))
         test = np.flatnonzero((fold == k) & (matrix.kind == "dialogue"))
@@ -89,7 +87,7 @@ def blended(out: list[F64], matrix: Matrix, rows: Rows, fold: npt.NDArray[np.int
     for k in range(N_FOLDS):
         inside, others = np.flatnonzero(fold[rows] == k), rows[fold[rows] != k]
         blend = heads.fit_blend([o[others] for o in out], matrix, others)
-        p[inside] = np.exp(heads.log_softmax(heads.blend_logits(blend, [o[rows[inside]] for o in out])))
+        p[inside] = heads.probabilities(blend, [o[rows[inside]] for o in out], matrix.phase[rows[inside]])
     return p
 
 
@@ -102,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     scorer = open_scorer(options.router)
     dialogues = [item for name in TRAIN for item in read_dialogues(name)]
-    extended = [*dialogues, *prefixes(dialogues)]
+    extended = [*dialogues, *prefixes(dialogues), *read_dialogues("gate_public")]
     if heads.KIND_WEIGHTS["swapped"]:
         extended += swapped_tools(dialogues)
     matrix = matrix_of(extended, scorer, "train")
@@ -120,7 +118,7 @@ def main() -> None:
     blend = heads.fit_blend([o[rows] for o in out], matrix, rows)
     for name in DEV:
         dev = matrix_of(read_dialogues(name), scorer, name)
-        q = np.exp(heads.log_softmax(heads.blend_logits(blend, head_logits(fitted, dev, np.arange(len(dev))))))
+        q = heads.probabilities(blend, head_logits(fitted, dev, np.arange(len(dev))), dev.phase)
         report[name] = figures(q, dev.gold, dev.accept, [m["set"] for m in dev.meta], tau)
     if options.keep:
         np.savez(options.keep, rows=rows, gold=gold, accept=accept, p=p, heads=np.stack([o[rows] for o in out]))
@@ -141,7 +139,6 @@ def write(
         **fitted["scaling"],
         **fitted["ngrams"],
         **fitted["dense"][0],
-        **heads.forest_arrays(fitted["forest"]),
         **blend,
     }
     raw = save({k: np.ascontiguousarray(v) for k, v in arrays.items()})

@@ -89,6 +89,13 @@ def test_calls_since_the_user_turn_are_told_from_earlier_ones(extractor: Extract
     assert before["last_is_tool"] == 0.0
 
 
+def test_a_dialogue_has_three_phases(extractor: Extractor) -> None:
+    first = [user("find Ana")]
+    called = [*first, calls("find_people", {"name": "Ana"}), result("u1 Ana")]
+    later = [*called, says("It is u1."), user("and Bo?")]
+    assert [extractor.extract(chat_of(*turns, tools=[PEOPLE])).phase for turns in (first, called, later)] == [0, 2, 1]
+
+
 def test_repeated_calls_are_counted_by_name_and_arguments(extractor: Extractor) -> None:
     turns = [user("find Ana and Bo")]
     for name in ("Ana", "Ana", "Bo"):

@@ -40,6 +40,7 @@ COUNT_MAX: Final = 8.0  # calls, results and arguments beyond this say no more
 NAMES_CACHED_MAX: Final = 4096
 HISTORY_RESULTS_MAX: Final = 4  # of earlier steps, whose words may answer the question
 
+PHASES: Final = ("first step", "later user turn", "after a result")
 DENSE_BLOCKS: Final = ("user", "next_tool", "result", "assistant", "previous_user", "tools_mean", "system")
 
 # Fields of the hashed n-grams: name -> (hash seed, modes, weight). Seeds differ, so that a word of the user and one of
@@ -122,18 +123,20 @@ class Field:
         seed, self.modes, self.weight = NGRAM_FIELDS[name]
         self.seed = seed + phase
         self.text = text
-        self.logits: npt.NDArray[np.float64] | None = None
+        self.logits: list[float] | None = None
 
 
 class Features(msgspec.Struct, frozen=True, gc=False):
     """One request as numbers.
 
-    ``scalars``: (N_SCALARS,) float32 in the order of SCALAR_NAMES. ``blocks``: one for each of DENSE_BLOCKS.
+    ``scalars``: (N_SCALARS,) float32 in the order of SCALAR_NAMES. ``phase``: one of PHASES, by index.
+    ``blocks``: one for each of DENSE_BLOCKS.
     ``fields``: the texts whose n-grams are hashed, empty ones left out. ``tool``, ``tool_probability``: the router's
     choice for the last user turn.
     """
 
     scalars: F32Vector
+    phase: int
     blocks: tuple[Embedded, ...]
     fields: list[Field]
     tool: str
@@ -142,7 +145,7 @@ class Features(msgspec.Struct, frozen=True, gc=False):
     @property
     def dense(self) -> F32Matrix:
         """(len(DENSE_BLOCKS), dim) float32: the vectors of ``blocks``."""
-        return np.stack([block.vector for block in self.blocks])
+        return np.concatenate([block.vector for block in self.blocks]).reshape(len(DENSE_BLOCKS), -1)
 
 
 class _Step(msgspec.Struct, gc=False):
@@ -161,6 +164,11 @@ class _Step(msgspec.Struct, gc=False):
     earlier_results: list[Message]
     n_last_results: int
     n_user_turns: int
+
+    @property
+    def phase(self) -> int:
+        """Where the dialogue stands, an index of PHASES."""
+        return 2 if self.n_last_results else 1 if self.earlier_calls or self.assistant.text else 0
 
 
 class Extractor:
@@ -196,6 +204,7 @@ class Extractor:
         shown = result if step.results else self._nothing  # an earlier step's result counts in the scalars only
         return Features(
             scalars=np.array(values, dtype=np.float32),
+            phase=step.phase,
             blocks=(user, next_tool, shown, assistant, previous, mean, system),
             fields=_fields(step, following),
             tool=tool,
@@ -495,9 +504,7 @@ def _next_hop(step: _Step, toolset: ToolsetSignals, fit: Fit) -> list[float]:
 
 def _fields(step: _Step, following: str) -> list[Field]:
     """The n-gram fields of a request; those of texts seen before come with their shares of the logits."""
-    after_result = step.n_last_results > 0
-    phase = 2 if after_result else 1 if step.earlier_calls or step.assistant.text else 0
-    found = _user_fields(step.user, phase)
+    found = _user_fields(step.user, step.phase)
     for name, text, limits in (
         ("assistant", step.assistant, slice(-TAIL_CHARS, None)),
         ("result", step.result, slice(HEAD_CHARS)),
@@ -511,7 +518,7 @@ def _fields(step: _Step, following: str) -> list[Field]:
             found.append(field)
     if following:
         found.append(_name_field("next_tool", following))
-    if after_result and step.calls:
+    if step.n_last_results and step.calls:
         found.append(_name_field("last_call", step.calls[-1].name))
     return found
 

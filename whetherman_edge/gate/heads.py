@@ -1,4 +1,4 @@
-"""The gate's heads at run time, one request at a time. ``convert.gate_heads`` fits them and has their batch forms.
+"""The gate's two heads at run time, one request at a time. ``convert.gate_heads`` fits them and has their batch forms.
 
 Each reads its arrays from the artifact when it is made and raises KeyError or ValueError for any that do not fit.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +15,6 @@ import numpy.typing as npt
 from whetherman_edge.gate.features import N_SCALARS, Features
 from whetherman_edge.kernels import NGRAM_ALL, DenseWeights, Kernels
 
-F64Vector = npt.NDArray[np.float64]
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 SCALAR_LIMIT: Final = 4.0  # standard deviations; an odd request is not extrapolated
@@ -41,20 +39,24 @@ class NgramHead:
 
     def __init__(self, arrays: Arrays, kernels: Kernels) -> None:
         self._weights = shaped(arrays, "ngram_weights", np.float32, (len(arrays["ngram_weights"]), 4))
-        self._bias = shaped(arrays, "ngram_bias", np.float64, (4,))
+        self._bias: list[float] = shaped(arrays, "ngram_bias", np.float64, (4,)).tolist()
         self._sum = kernels.ngram_sum_f32
         self._sum(b"check", 1, NGRAM_ALL, self._weights)  # ValueError for a table that is no power of two
 
-    def logits(self, features: Features) -> F64Vector:
-        """(4,) float64."""
-        total = self._bias.copy()
+    def logits(self, features: Features) -> list[float]:
+        """Four logits, in the order of LABELS."""
+        act, answer, ask, decline = self._bias
         for field in features.fields:
             part = field.logits
             if part is None:
                 sums, count = self._sum(field.text, field.seed, field.modes, self._weights)
-                part = field.logits = sums * (field.weight / math.sqrt(count + FIELD_SMOOTHING))
-            total += part
-        return total
+                scale = field.weight / math.sqrt(count + FIELD_SMOOTHING)
+                part = field.logits = [value * scale for value in sums.tolist()]
+            act += part[0]
+            answer += part[1]
+            ask += part[2]
+            decline += part[3]
+        return [act, answer, ask, decline]
 
 
 class DenseHead:
@@ -81,34 +83,10 @@ class DenseHead:
         )
         self._run = kernels.dense_head_f32
 
-    def logits(self, features: Features) -> F64Vector:
-        """(4,) float64."""
-        return self._run(features.scalars, features.dense, self._weights)
-
-
-class ForestHead:
-    """A boosted forest on the scalars."""
-
-    def __init__(self, arrays: Arrays, kernels: Kernels) -> None:
-        def part(name: str, dtype: Any) -> npt.NDArray[Any]:
-            return shaped(arrays, f"forest_{name}", dtype, (len(arrays[f"forest_{name}"]),))
-
-        self._run = partial(
-            kernels.forest_f32,
-            feature_index=part("feature", np.int32),
-            threshold=part("threshold", np.float64),
-            left=part("left", np.int32),
-            right=part("right", np.int32),
-            leaf_value=part("leaf", np.float64),
-            tree_root=part("root", np.int32),
-            tree_class=part("class", np.int32),
-            n_classes=4,
-        )
-        self._run(np.zeros(N_SCALARS, np.float32))  # ValueError for a forest that does not hold
-
-    def logits(self, features: Features) -> F64Vector:
-        """(4,) float64."""
-        return self._run(features.scalars)
+    def logits(self, features: Features) -> list[float]:
+        """Four logits, in the order of LABELS."""
+        logits: list[float] = self._run(features.scalars, features.dense, self._weights).tolist()
+        return logits
 
 
 def shaped(arrays: Arrays, name: str, dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
 """The static stage: features to four calibrated class probabilities, in tens of microseconds.
 
-Three heads look at the same request: hashed n-grams (a sum of weight rows), text vectors with the scalars (one hidden
-layer), and a boosted forest on the scalars. A small logistic layer blends their log-probabilities; it was fitted on
+Two heads look at the same request: hashed n-grams (a sum of weight rows), and text vectors with the scalars (one hidden
+layer). A small logistic layer, one for each phase of a dialogue, blends their log-probabilities; it was fitted on
 predictions for domains that the heads had not seen, so it calibrates them too.
 """
 
@@ -21,8 +21,8 @@ from safetensors.numpy import load as load_safetensors
 
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
-from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, SCALAR_NAMES, Extractor
-from whetherman_edge.gate.heads import Arrays, DenseHead, ForestHead, NgramHead, shaped
+from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, PHASES, SCALAR_NAMES, Extractor
+from whetherman_edge.gate.heads import Arrays, DenseHead, NgramHead, shaped
 from whetherman_edge.gate.verdict import LABELS, Label, Verdict
 from whetherman_edge.kernels import Kernels
 from whetherman_edge.router.scorer import Scorer
@@ -31,9 +31,9 @@ F64Vector = npt.NDArray[np.float64]
 
 DEFAULT_PATH: Final = Path(__file__).resolve().parent.parent / "artifacts" / "gate_static.safetensors"
 FORMAT: Final = "whetherman-gate-static"
-VERSION: Final = 1
+VERSION: Final = 2
 FILE_BYTES_MAX: Final = 16 << 20  # the shipped file is under 3 MB
-N_HEADS: Final = 3
+N_HEADS: Final = 2
 
 # What a profile's logistic layer may use: the four log-probabilities, and scalars that differ between agents.
 FUSED_SCALARS: Final = (
@@ -66,9 +66,8 @@ class StaticGate:
         self.default_tau: Mapping[Label, float] = _tau(manifest["default_tau"])
         self._ngrams = NgramHead(arrays, kernels)
         self._dense = DenseHead(arrays, scorer.table.dim, kernels)
-        self._forest = ForestHead(arrays, kernels)
-        self._blend = shaped(arrays, "blend_weights", np.float64, (4 * N_HEADS, 4))
-        self._bias = shaped(arrays, "blend_bias", np.float64, (4,))
+        self._blend = shaped(arrays, "blend_weights", np.float64, (len(PHASES), 4 * N_HEADS, 4))
+        self._bias = shaped(arrays, "blend_bias", np.float64, (len(PHASES), 4))
 
     @classmethod
     def open(cls, scorer: Scorer, kernels: Kernels, path: Path | str | None = None) -> StaticGate:
@@ -97,11 +96,9 @@ class StaticGate:
     def judge(self, chat: ChatView) -> Verdict:
         """Calibrated probabilities for one request. Never raises on any view."""
         features = self.extractor.extract(chat)
-        heads = (self._ngrams.logits(features), self._dense.logits(features), self._forest.logits(features))
-        inputs: list[float] = []
-        for head in heads:
-            inputs += _log_softmax(head.tolist())
-        log_p = _log_softmax((np.array(inputs) @ self._blend + self._bias).tolist())
+        inputs = _log_softmax(self._ngrams.logits(features)) + _log_softmax(self._dense.logits(features))
+        phase = features.phase
+        log_p = _log_softmax((np.array(inputs) @ self._blend[phase] + self._bias[phase]).tolist())
         act, answer, ask, decline = (math.exp(value) for value in log_p)
         return Verdict(
             probabilities=(act, answer, ask, decline),

@@ -184,6 +184,8 @@ def literal_values(text: str) -> frozenset[str]:
     """
     found: list[str] = []
     for at, token in enumerate(text.split()):
+        if token.islower() and token.isalpha():
+            continue
         bare = token.strip(_EDGES)
         if not bare:
             continue
