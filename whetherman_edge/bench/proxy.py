@@ -44,17 +44,20 @@ def register(verbs: Verbs) -> None:
     parser = verbs.add_parser("proxy", help="latency and requests/s added by the daemon, against direct; memory")
     parser.add_argument("--json", metavar="FILE", help="also write all figures to FILE")
     parser.add_argument("--mixed", type=int, default=MIXED_REQUESTS, metavar="N", help="requests of the memory part")
+    parser.add_argument(
+        "--mode", choices=("off", "shadow"), default="shadow", help="off: the relay alone (default: %(default)s)"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(parsed: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         upstream_port = _started_port(stack.enter_context(_process("-m", "whetherman_edge.bench.fake_upstream")))
-        daemon, port, ready_s = stack.enter_context(_daemon(upstream_port))
+        daemon, port, ready_s = stack.enter_context(_daemon(upstream_port, parsed.mode))
         client = stack.enter_context(_process("-m", "whetherman_edge.bench.load_client"))
         figures: dict[str, Any] = {
             "machine": f"{platform.machine()}, {os.cpu_count()} cpus, Python {platform.python_version()}",
-            "workload": f"{N_TOOLS} tools, {N_TURNS}-turn history, static engine, shadow",
+            "workload": f"{N_TOOLS} tools, {N_TURNS}-turn history, static engine, {parsed.mode}",
             "ready_s": round(ready_s, 3),
             "rss_mb_at_start": _rss_mb(daemon.pid),
         }
@@ -164,14 +167,14 @@ def _process(*args: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextlib.contextmanager
-def _daemon(upstream_port: int) -> Iterator[tuple[subprocess.Popen[str], int, float]]:
+def _daemon(upstream_port: int, mode: str) -> Iterator[tuple[subprocess.Popen[str], int, float]]:
     """The daemon on a free port; yields process, port, and seconds from start to ready."""
     environ = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("WHETHERMAN_") or name == "WHETHERMAN_ROUTER"
     }
-    command = [sys.executable, "-m", "whetherman_edge", "serve", "--port", "0", "--engine", "static"]
+    command = [sys.executable, "-m", "whetherman_edge", "serve", "--port", "0", "--engine", "static", "--mode", mode]
     command += ["--upstream", f"http://127.0.0.1:{upstream_port}", "--upstream-kind", "openai", "--log-level", "info"]
     started_s = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
