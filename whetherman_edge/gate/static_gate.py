@@ -106,6 +106,7 @@ class StaticGate:
             fused=(*log_p, *features.scalars[_FUSED_INDEX].tolist()),
             tool=features.tool,
             tool_probability=features.tool_probability,
+            phase=phase,
         )
 
 
