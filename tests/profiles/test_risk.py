@@ -1,0 +1,95 @@
+"""The guarantee, against a textbook value, and against a thousand synthetic agents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from whetherman_edge.profiles.risk import ALPHA, DELTA, Step, choose, needed_for, smallest_observed, upper_bound
+
+
+@pytest.mark.parametrize(
+    ("n_hits", "n", "delta", "expected"),
+    [
+        (0, 45, 0.10, 1 - 0.10 ** (1 / 45)),  # closed form: (1 - p)^n = delta
+        (0, 100, 0.05, 1 - 0.05 ** (1 / 100)),
+        (1, 10, 0.05, 0.39416),  # R: binom.test(1, 10, alternative = "less")
+        (5, 100, 0.05, 0.10225),  # R: binom.test(5, 100, alternative = "less")
+        (10, 10, 0.1, 1.0),
+    ],
+)
+def test_upper_bound_is_clopper_pearson(n_hits: int, n: int, delta: float, expected: float) -> None:
+    assert upper_bound(n_hits, n, delta) == pytest.approx(expected, abs=1e-4)
+
+
+def test_upper_bound_refuses_impossible_counts() -> None:
+    with pytest.raises(ValueError, match="n_hits"):
+        upper_bound(3, 2, 0.1)
+
+
+def test_needed_for_is_the_least_number_that_can_prove_it() -> None:
+    n = needed_for(ALPHA, DELTA)
+    assert n == 45
+    assert upper_bound(0, n, DELTA) <= ALPHA < upper_bound(0, n - 1, DELTA)
+    assert upper_bound(2, needed_for(ALPHA, DELTA, 2), DELTA) <= ALPHA
+
+
+def test_without_enough_needed_steps_nothing_is_allowed() -> None:
+    steps = [Step(skip_score=0.0, needed=True) for _ in range(44)] + [Step(0.99, needed=False) for _ in range(500)]
+    assert choose(steps) is None
+
+
+def test_a_separating_gate_gets_a_loose_threshold() -> None:
+    steps = [Step(0.2, needed=True) for _ in range(60)] + [Step(0.8, needed=False) for _ in range(60)]
+    found = choose(steps)
+    assert found is not None
+    assert 0.2 < found.tau <= 0.21
+    assert (found.n_needed, found.n_false_skips, found.n_withheld) == (60, 0, 60)
+
+
+def test_the_sequence_stops_at_the_first_failure() -> None:
+    """A looser threshold that would pass again by luck is not reached: it cannot be, false skips only add up."""
+    steps = [Step(0.95, needed=True)] * 10 + [Step(0.1, needed=True)] * 90
+    assert choose(steps) is not None
+    assert choose(steps).tau > 0.95  # type: ignore[union-attr]
+
+
+def test_steps_the_gate_never_withholds_are_evidence_but_no_risk() -> None:
+    guarded = [Step(0.99, needed=True, wanted=False) for _ in range(60)]
+    found = choose(guarded)
+    assert found is not None
+    assert found.n_false_skips == 0
+
+
+def test_a_group_counts_once() -> None:
+    """Sixty copies of one probe are one observation, not sixty."""
+    assert choose([Step(0.1, needed=True, group="one") for _ in range(60)]) is None
+
+
+def _agent(rng: np.random.Generator, n: int) -> tuple[list[Step], float, float]:
+    """Steps of an agent whose scores are informative or useless, and the parameters of its needed scores."""
+    a, b = rng.uniform(0.5, 4.0), rng.uniform(1.0, 9.0)
+    needed = rng.random(n) < rng.uniform(0.3, 0.7)
+    scores = np.where(needed, rng.beta(a, b, n), rng.beta(b, a, n))
+    return [Step(float(s), bool(y)) for s, y in zip(scores, needed, strict=True)], a, b
+
+
+def test_at_most_delta_of_a_thousand_agents_get_an_unsafe_threshold() -> None:
+    rng = np.random.default_rng(20)
+    n_agents, unsafe, unsafe_observed, n_useful = 1_000, 0, 0, 0
+    for _ in range(n_agents):
+        steps, a, b = _agent(rng, 240)
+        population = np.sort(rng.beta(a, b, 20_000))
+
+        def true_rate(tau: float, population: np.ndarray = population) -> float:
+            return float(1 - np.searchsorted(population, tau) / len(population))
+
+        found = choose(steps)
+        if found is not None:
+            n_useful += found.n_withheld > 0
+            unsafe += true_rate(found.tau) > ALPHA
+        observed = smallest_observed(steps)
+        unsafe_observed += observed is not None and true_rate(observed) > ALPHA
+    assert unsafe <= DELTA * n_agents + 2 * (n_agents * DELTA * (1 - DELTA)) ** 0.5  # two standard errors of the count
+    assert n_useful > n_agents / 2, "a bound that allows nothing would be safe too"
+    assert unsafe_observed > 3 * max(unsafe, 1), "the rule of the observed rate has to fail here, or this shows nothing"

@@ -1,0 +1,89 @@
+"""Is a skip worth it? Expected value of withholding one call, in seconds of the user's time. Pure.
+
+Safe is not enough: a skip that saves 40 ms and breaks the server's cache for 3 s is a loss. Money is turned into
+seconds at the user's own rate, so that latency, tokens and prices add up.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+SECONDS_A_DOLLAR: Final = 180.0
+"""20 dollars an hour; a user's own rate goes into the configuration."""
+
+
+class ToolCost(msgspec.Struct, frozen=True):
+    """What one call of a tool costs beside the model's time (``[tools."name"]`` of the configuration)."""
+
+    usd: float = 0.0
+    latency_ms: float = 0.0
+    side_effect: bool = False
+
+
+FREE: Final = ToolCost()
+
+
+class Payoff(msgspec.Struct, frozen=True):
+    """Measured means of one agent, per step.
+
+    ``call_s``: model time from the call to the next reply, with its prefill. ``call_tokens``: output tokens of a call
+    and of the turn it adds. ``failure_s``: what a failed task costs, usually a whole second attempt. ``shift_tokens``:
+    output tokens that a steered reply is longer (negative: shorter). ``token_s``: seconds an output token.
+    ``cache_s``: prompt evaluated again because the intervention changed it. ``usd_a_token``: price of an output token.
+    """
+
+    call_s: float
+    call_tokens: float
+    failure_s: float
+    shift_tokens: float = 0.0
+    token_s: float = 0.0
+    cache_s: float = 0.0
+    usd_a_token: float = 0.0
+    seconds_a_dollar: float = SECONDS_A_DOLLAR
+
+
+def saved_s(payoff: Payoff, tool: ToolCost = FREE) -> float:
+    """Seconds a right skip saves, net of what steering costs."""
+    call = payoff.call_s + tool.latency_ms / 1e3
+    money = (tool.usd + (payoff.call_tokens - payoff.shift_tokens) * payoff.usd_a_token) * payoff.seconds_a_dollar
+    return call + money - payoff.shift_tokens * payoff.token_s - payoff.cache_s
+
+
+def value_s(payoff: Payoff, p_need: float, tool: ToolCost = FREE) -> float:
+    """Expected seconds won by a skip at this p(need); negative when it is a loss."""
+    return saved_s(payoff, tool) - p_need * payoff.failure_s
+
+
+def break_even(payoff: Payoff, tool: ToolCost = FREE) -> float:
+    """Least 1 - p(need) at which a skip is worth it, in [0, 1]; above 1 when it never is.
+
+    A call with a side effect is never skipped for its cost: its absence is the failure.
+    """
+    saved = saved_s(payoff, tool)
+    if saved <= 0.0 or tool.side_effect:
+        return 1.01
+    if payoff.failure_s <= 0.0:
+        return 0.0
+    return max(0.0, 1.0 - saved / payoff.failure_s)
+
+
+def explain(payoff: Payoff, tau: float | None) -> list[str]:
+    """The same in words, for ``profile show``."""
+    saved, least = saved_s(payoff), break_even(payoff)
+    longer = "longer" if payoff.shift_tokens > 0 else "shorter"
+    lines = [
+        f"a needless call costs {payoff.call_s:.1f} s and {payoff.call_tokens:.0f} output tokens",
+        f"steering makes a reply {abs(payoff.shift_tokens):.0f} tokens {longer}",
+        f"and has {payoff.cache_s:.1f} s of prompt evaluated again",
+        f"so a right skip saves {saved:.1f} s; a wrong one costs {payoff.failure_s:.1f} s",
+    ]
+    if least > 1.0:
+        lines.append("steering costs more than a call: nothing is skipped")
+    else:
+        lines.append(f"worth it when a call is needed with probability below {1 - least:.2f}")
+    if tau is not None and least <= 1.0:
+        binding = "the proven threshold" if tau >= least else "the payoff"
+        lines.append(f"skipped when that probability is below {1 - max(tau, least):.2f} ({binding} decides)")
+    return lines

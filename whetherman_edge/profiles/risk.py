@@ -1,0 +1,146 @@
+"""Thresholds with a guarantee: how far a gate may go for one agent, and how sure we are of it. Pure.
+
+The risk is the false-skip rate of *needed* steps: of the steps where this agent fails without its call, the share that
+the gate would withhold. "At most alpha, with confidence 1 - delta" is a statement about the agent's steps to come, so
+it is read off a finite-sample bound on probes that the fit never saw, not off the observed rate.
+
+Learn-then-test with a fixed sequence (Angelopoulos et al. 2021, arXiv:2110.01052; Bauer 1991 for the sequence):
+thresholds are tried from the strictest on, each with an exact binomial test at the full level delta, and the first
+that fails ends it. The family-wise error stays at delta however fine the grid is, because the order is fixed before
+the data is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+ALPHA: Final = 0.05
+DELTA: Final = 0.10
+GRID: Final[tuple[float, ...]] = tuple(round(1.0 - 0.01 * step, 2) for step in range(1, 100))
+"""Thresholds on 1 - p(need), strictest first: 0.99 down to 0.01."""
+_BISECTIONS: Final = 60
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """One measured step of the calibration split.
+
+    ``skip_score``: 1 - p(need) under the fitted layer. ``needed``: the agent fails without its call. ``wanted``: the
+    gate would withhold here if the threshold let it (its best class is not ACT and no guard forbids it). ``group``:
+    probes that share a group are not independent (one generator, one trajectory).
+    """
+
+    skip_score: float
+    needed: bool
+    wanted: bool = True
+    group: str = ""
+
+
+class Threshold(msgspec.Struct, frozen=True, gc=False):
+    """A threshold that passed. ``bound``: upper confidence bound of its false-skip rate; counts are of needed steps
+    and of all steps that it withholds.
+    """
+
+    tau: float
+    bound: float
+    n_needed: int
+    n_false_skips: int
+    n_withheld: int
+    n_measured: int
+
+
+def upper_bound(n_hits: int, n: int, delta: float) -> float:
+    """One-sided Clopper-Pearson bound: the largest rate under which at most ``n_hits`` of ``n`` still has probability
+    delta. 1.0 without observations.
+
+    Raises ValueError for counts that are none.
+    """
+    if not 0 <= n_hits <= n or not 0.0 < delta < 1.0:
+        raise ValueError(f"expected 0 <= n_hits <= n and 0 < delta < 1, got {n_hits}, {n}, {delta}")
+    if n_hits == n:
+        return 1.0
+    low, high = n_hits / n, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if _at_most(n_hits, n, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def needed_for(alpha: float, delta: float, n_hits: int = 0) -> int:
+    """Least number of needed steps that can prove a rate of at most alpha when ``n_hits`` of them are skipped."""
+    n = max(n_hits, 1)
+    while upper_bound(n_hits, n, delta) > alpha:
+        n += max(1, n // 50)
+    while n > 1 and n > n_hits and upper_bound(n_hits, n - 1, delta) <= alpha:
+        n -= 1
+    return n
+
+
+def choose(
+    steps: Sequence[Step], *, alpha: float = ALPHA, delta: float = DELTA, grid: Sequence[float] = GRID
+) -> Threshold | None:
+    """The loosest threshold that the fixed sequence lets through, or None when not even the strictest passes.
+
+    Where steps cluster, a group counts once: as a false skip as soon as one of its needed steps would be skipped. That
+    is stricter than any correlation between its members could make it.
+    """
+    groups = _groups(steps)
+    n = len(groups)
+    passed: Threshold | None = None
+    for tau in sorted(grid, reverse=True):
+        hits = sum(any(step.skip_score >= tau for step in group) for group in groups)
+        bound = upper_bound(hits, n, delta) if n else 1.0
+        if bound > alpha:
+            break
+        withheld = [step for step in steps if step.wanted and step.skip_score >= tau]
+        passed = Threshold(
+            tau=tau,
+            bound=bound,
+            n_needed=n,
+            n_false_skips=hits,
+            n_withheld=len(withheld),
+            n_measured=len(steps),
+        )
+    return passed
+
+
+def smallest_observed(steps: Sequence[Step], alpha: float = ALPHA, grid: Sequence[float] = GRID) -> float | None:
+    """The loosest threshold whose *observed* false-skip rate is at most alpha. For comparison only: it proves nothing,
+    and it is what made the research gate lose 15 of 120 tasks.
+    """
+    needed = [step for step in steps if step.needed and step.wanted]
+    n = max(sum(step.needed for step in steps), 1)
+    safe = [tau for tau in grid if sum(step.skip_score >= tau for step in needed) <= alpha * n]
+    return min(safe, default=None)
+
+
+def _groups(steps: Sequence[Step]) -> list[list[Step]]:
+    """Needed steps by group; within a group only those that the gate would withhold can go wrong."""
+    groups: dict[str, list[Step]] = {}
+    for index, step in enumerate(steps):
+        if step.needed:
+            group = groups.setdefault(step.group or f"#{index}", [])
+            if step.wanted:
+                group.append(step)
+    return list(groups.values())
+
+
+def _at_most(k: int, n: int, p: float) -> float:
+    """P(X <= k) for X binomial(n, p), summed in logarithms."""
+    if p <= 0.0:
+        return 1.0
+    if p >= 1.0:
+        return 0.0
+    log_p, log_q = math.log(p), math.log1p(-p)
+    total, log_choose = 0.0, 0.0
+    for i in range(k + 1):
+        if i:
+            log_choose += math.log((n - i + 1) / i)
+        total += math.exp(log_choose + i * log_p + (n - i) * log_q)
+    return min(total, 1.0)
