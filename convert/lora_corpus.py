@@ -1,0 +1,154 @@
+"""What the backbone learns from, as packs: the dialogues, what their assistants did, and slates of tools with
+queries.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from convert.gate_data import Item, prefixes, read_dialogues, swapped_tools
+from convert.gate_trie import Example, Pack, Reader, pack, target_of
+from convert.router_corpus import Pool, ToolText, load_pools
+
+TRAIN_FILES: Final = ("gate_train", "gate_train2", "gate_train3", "gate_train4", "gate_train5")
+HELD_OUT: Final = frozenset({"steps", "general"})
+"""Authors whose dialogues the adapter never sees: the fusion and the operating point are fitted on them."""
+WEIGHTS: Final = {"dialogue": 1.0, "prefix": 0.4, "prefix_first": 0.4, "swapped": 0.25, "public": 0.3}
+UNIFORM: Final = (0.25, 0.25, 0.25, 0.25)
+ACT_OR_NOT: Final = {True: (0.9, 0.04, 0.04, 0.02), False: (0.04, 0.2, 0.06, 0.7)}
+
+
+def dialogues(data: Path) -> list[Item]:
+    """All training dialogues that exist (later files may still be missing)."""
+    return [
+        item
+        for name in TRAIN_FILES
+        if (data / f"{name}.jsonl.xz").exists()
+        for item in read_dialogues(name)
+        if item["domain"] not in HELD_OUT
+    ]
+
+
+def called_next(item: Item) -> list[str] | None:
+    """Names the dialogue's assistant called at the decision point of a ``prefixes`` item, None where it is not
+    known.
+    """
+    return item.get("called")
+
+
+def with_calls(items: Sequence[Item]) -> Iterator[Item]:
+    """``prefixes`` of the dialogues, each with the names of the calls that the assistant made there."""
+    longest = {item["id"]: item["request"]["messages"] for item in items}
+    for item in prefixes(items):
+        source, _, at = item["id"].rpartition("@")
+        message = longest[source][int(at)]
+        calls = [call["function"]["name"] for call in message.get("tool_calls") or []]
+        yield {**item, "called": calls or None}
+
+
+def example_of(reader: Reader, item: Item) -> Example:
+    """One item as an example: soft target over its acceptable labels; the pointer target where it is known."""
+    names = [tool["function"]["name"] for tool in item["request"].get("tools") or [] if "function" in tool]
+    tools: Sequence[str] | None = called_next(item)
+    tool_weight = 1.0
+    if tools is None and item["accept"] == ["ACT"]:
+        tools, tool_weight = names, 0.3  # one of them, not known which
+    elif tools is None and item["accept"] == ["DECLINE"] and item["category"] == "first":
+        tools, tool_weight = [], 0.3
+    return reader.read(
+        item["id"],
+        json.dumps(item["request"]).encode(),
+        target_of(item["gold"], item["accept"]),
+        WEIGHTS[item["kind"]],
+        tools,
+        tool_weight,
+    )
+
+
+def dialogue_packs(reader: Reader, data: Path, seed: int, n_public: int = 250, n_swapped: int = 800) -> list[Pack]:
+    """Packs of all training dialogues with their prefixes, some swapped ones and some public single turns."""
+    rng = random.Random(seed)
+    items = dialogues(data)
+    derived = list(with_calls(items))
+    swapped = list(swapped_tools(items, seed))
+    rng.shuffle(swapped)
+    public = read_dialogues("gate_public")
+    rng.shuffle(public)
+    chosen: Iterable[Item] = [*items, *derived, *swapped[:n_swapped], *public[:n_public]]
+    return pack([example_of(reader, item) for item in chosen])
+
+
+def _tool(tool: ToolText, description: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {name: {"type": "string"} for name in tool.parameters}}
+    return {"type": "function", "function": {"name": tool.name, "description": description, "parameters": parameters}}
+
+
+def slate_examples(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int) -> Iterator[Example]:
+    """Queries over slates of tools: the right tool among rivals of its pool and strangers, or none of them.
+
+    The gate's part of these has a tenth of a dialogue's weight: they are bare requests, not agents' traffic.
+    """
+    rng = random.Random(seed)
+    strangers = [tool for pool in pools for tool in pool.tools]
+    by_source: dict[str, list[Pool]] = {}
+    for pool in pools:
+        if pool.queries and not pool.is_held_out:
+            by_source.setdefault(pool.source, []).append(pool)
+    shares = {"authored": 5, "authored2": 5, "gate": 4, "metatool": 3, "intent": 3, "toolselect": 2, "mcp": 3}
+    sources = [source for source in by_source for _ in range(shares.get(source, 1))]
+    for number in range(n_slates):
+        pool = rng.choice(by_source[rng.choice(sources)])
+        size = rng.choice((3, 5, 7, 10, 14, 20))
+        own = list(range(len(pool.tools)))
+        rng.shuffle(own)
+        own = own[:size]
+        if pool.queries[0].candidates is not None:
+            own = list(pool.queries[0].candidates)[:30]
+        tools = {pool.tools[i].name: pool.tools[i] for i in own}
+        if pool.queries[0].candidates is None:
+            while len(tools) < size:
+                other = rng.choice(strangers)
+                tools.setdefault(other.name, other)
+        variant = rng.choice((0, 0, 0, 1, 2))
+        offered = []
+        for tool in tools.values():
+            texts = tool.descriptions
+            offered.append(_tool(tool, texts[min(variant, len(texts) - 1)] if texts else ""))
+        inside = [q for q in pool.queries if any(pool.tools[i].name in tools for i in q.accept)]
+        outside = [q for q in pool.queries if not any(pool.tools[i].name in tools for i in q.accept)]
+        rng.shuffle(inside)
+        rng.shuffle(outside)
+        for query in [*inside[:22], *outside[: 4 if len(inside) > 4 else 0]]:
+            right = [pool.tools[i].name for i in query.accept if pool.tools[i].name in tools]
+            body = {"messages": [{"role": "user", "content": query.text}], "tools": offered}
+            target = ACT_OR_NOT[bool(right)]
+            yield reader.read(f"slate-{number}", json.dumps(body).encode(), target, 0.1, right, 1.0 if right else 0.5)
+
+
+def slate_packs(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int) -> list[Pack]:
+    """As ``slate_examples``, packed."""
+    return pack(list(slate_examples(reader, pools, n_slates, seed)))
+
+
+def open_pools(shared: Path, data: Path) -> list[Pool]:
+    """The router's query pools, without BFCL."""
+    return load_pools(shared, data, None)
+
+
+def reader_of(network: Any, *, tools_max: int, dialogue_max: int) -> Reader:
+    """A reader that tokenises with the network's own vocabulary, each distinct piece once."""
+    known: dict[Any, tuple[int, ...]] = {}
+
+    def tokens_of(piece: Any) -> tuple[int, ...]:
+        ids = known.get(piece)
+        if ids is None:
+            ids = (network.control(piece.text),) if piece.control else tuple(network.tokenize(piece.text))
+            known[piece] = ids
+        return ids
+
+    tokenise: Callable[[Any], Sequence[int]] = tokens_of
+    return Reader(tokenise, network.bos, tools_max=tools_max, dialogue_max=dialogue_max)

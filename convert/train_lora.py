@@ -1,0 +1,308 @@
+"""LoRA on the lower blocks of Gemma 3 270M with two heads on one pass: the decision, and which tool.
+
+    python -m convert.train_lora GGUF OUT --shared DATA [--layer 11] [--first-trained 4] [--epochs 3] [--workers 2]
+
+Data-parallel over processes of one thread each: on a shared CPU that beats threads, whose barriers spin. The packs of
+a step are claimed one by one, so a worker that is slowed down takes fewer. Checkpoints every few minutes; run the same
+command again to go on. A GPU is used when there is one (one worker then).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from convert.gate_data import read_dialogues
+from convert.gate_trie import NONE, Pack, Reader, pack
+from convert.gemma_torch import N_EMBD, Geometry, Trunk, rms_norm
+from convert.lora_corpus import dialogue_packs, example_of, open_pools, reader_of, slate_packs
+from whetherman_edge.backbone.llama import Network
+from whetherman_edge.gate.verdict import LABELS
+
+POINTER_DIM: Final = 128
+POINTER_SHARE: Final = 0.5
+ACT_COST: Final = 1.25
+"""Weight of examples whose right decision is a call: a false skip costs more than a needless call."""
+TOOLS_MAX: Final = 1_536
+DIALOGUE_MAX: Final = 1_024
+
+
+class Heads(nn.Module):
+    """The two heads, on states divided by their root mean square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(N_EMBD, len(LABELS))
+        self.query = nn.Linear(N_EMBD, POINTER_DIM, bias=False)
+        self.key = nn.Linear(N_EMBD, POINTER_DIM, bias=False)
+        self.none = nn.Linear(N_EMBD, 1)
+        nn.init.normal_(self.head.weight, std=0.01)
+        nn.init.zeros_(self.head.bias)
+        nn.init.zeros_(self.none.weight)
+
+    def forward(self, last: Tensor, tools: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, 4) logits and (n, k + 1) pointer logits, the last column for none of the tools."""
+        last, tools = rms_norm(last, None), rms_norm(tools, None)
+        scores = self.query(last) @ self.key(tools).T / math.sqrt(POINTER_DIM)
+        return self.head(last), torch.cat([scores, self.none(last)], dim=1)
+
+
+def losses(logits: Tensor, pointer: Tensor, packed: Pack) -> tuple[Tensor, float]:
+    """Summed loss of a pack, and the sum of its weights."""
+    target = torch.tensor([e.target for e in packed.examples])
+    weight = torch.tensor([e.weight for e in packed.examples])
+    weight = weight * (1.0 + (ACT_COST - 1.0) * target[:, 0])
+    loss = -(target * functional.log_softmax(logits, dim=1)).sum(1) @ weight
+    chosen = functional.log_softmax(pointer, dim=1)
+    for row, example in enumerate(packed.examples):
+        if example.tools:
+            right = [len(packed.tool_ends) if tool == NONE else tool for tool in example.tools]
+            share = POINTER_SHARE * example.tool_weight * (1.0 if example.weight > 0.2 else 0.5)
+            loss = loss - share * torch.logsumexp(chosen[row, right], dim=0)
+    return loss, float(weight.sum())
+
+
+class Trainer:
+    """One worker. Rank 0 also checkpoints and evaluates."""
+
+    def __init__(self, arguments: argparse.Namespace, rank: int) -> None:
+        self.arguments, self.rank = arguments, rank
+        torch.manual_seed(arguments.seed)
+        self.trunk = Trunk(arguments.gguf, arguments.layer, arguments.first_trained, dropout=arguments.dropout)
+        self.heads = Heads()
+        self.trained = [(n, p) for n, p in self.trunk.named_parameters() if p.requires_grad]
+        self.trained += [(f"heads.{n}", p) for n, p in self.heads.named_parameters()]
+        lora = [p for n, p in self.trained if not n.startswith("heads.")]
+        head = [p for n, p in self.trained if n.startswith("heads.")]
+        groups = [{"params": lora, "lr": arguments.lr}, {"params": head, "lr": arguments.lr * 2}]
+        self.optimiser = torch.optim.AdamW(groups, weight_decay=0.01, betas=(0.9, 0.98))
+        self.rates = [group["lr"] for group in self.optimiser.param_groups]
+        self.network = Network(arguments.gguf)
+        self.reader: Reader = reader_of(self.network, tools_max=TOOLS_MAX, dialogue_max=DIALOGUE_MAX)
+        self.lower: dict[bytes, Tensor] = {}
+        self.step = 0
+
+    def epoch_packs(self, epoch: int) -> list[Pack]:
+        """The packs of one epoch in their order, the same in every worker."""
+        seed = self.arguments.seed + epoch
+        packs = dialogue_packs(self.reader, self.arguments.data, self.arguments.seed)
+        packs += slate_packs(self.reader, self.pools(), self.arguments.slates, seed)
+        order = np.random.default_rng(seed).permutation(len(packs))
+        return [packs[i] for i in order]
+
+    def pools(self) -> Any:
+        """The router's pools, read once."""
+        if not hasattr(self, "_pools"):
+            self._pools = open_pools(self.arguments.shared, self.arguments.data)
+        return self._pools
+
+    def outputs(self, packed: Pack) -> tuple[Tensor, Tensor]:
+        """Logits of both heads for a pack."""
+        geometry = Geometry(packed)
+        key = hashlib.blake2b(packed.ids.tobytes() + packed.parent.tobytes(), digest_size=16).digest()
+        x = self.lower.get(key)
+        if x is None:
+            x = self.lower[key] = self.trunk.lower(packed, geometry)
+        x = self.trunk.upper(x, geometry)
+        return self.heads(x[packed.readout], x[packed.tool_ends])  # type: ignore[no-any-return]
+
+    def train_step(self, packs: Sequence[Pack], store: dist.Store, total: int) -> tuple[float, float]:
+        """One optimiser step over ``packs``, shared between the workers. Returns (loss, gradient norm)."""
+        self.trunk.train()
+        sums = torch.zeros(2)
+        while (index := store.add(f"step-{self.step}", 1) - 1) < len(packs):
+            loss, weight = losses(*self.outputs(packs[index]), packs[index])
+            loss.backward()
+            sums += torch.tensor([float(loss.detach()), weight])
+        flat = torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for _, p in self.trained])
+        flat = torch.cat([flat, sums])
+        dist.all_reduce(flat)
+        loss_sum, weight_sum = flat[-2:].tolist()
+        at = 0
+        for _, parameter in self.trained:
+            n = parameter.numel()
+            parameter.grad = (flat[at : at + n] / max(weight_sum, 1e-6)).view_as(parameter)
+            at += n
+        norm = float(nn.utils.clip_grad_norm_([p for _, p in self.trained], 1.0))
+        share = min(1.0, (self.step + 1) / self.arguments.warmup)
+        progress = min(1.0, self.step / total)
+        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate * share * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress)))
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss_sum / max(weight_sum, 1e-6), norm
+
+    @torch.no_grad()
+    def evaluate(self, packs: Sequence[Pack]) -> Mapping[str, float]:
+        """AUROC of ACT against the rest, macro-F1 and accuracy on packs."""
+        self.trunk.eval()
+        probabilities, gold, accept = [], [], []
+        for packed in packs:
+            logits, _ = self.outputs(packed)
+            probabilities.append(torch.softmax(logits, 1).numpy())
+            target = np.array([e.target for e in packed.examples])
+            gold.append(target.argmax(1))
+            accept.append(target > 0)
+        p, g = np.concatenate(probabilities), np.concatenate(gold)
+        return {
+            "n": len(g),
+            "auroc": _auroc(p[:, 0], g == 0),
+            "macro_f1": _macro_f1(p.argmax(1), g),
+            "accepted": float(np.concatenate(accept)[np.arange(len(g)), p.argmax(1)].mean()),
+        }
+
+    def save(self, epoch: int, position: int) -> None:
+        """Checkpoint: trained tensors, optimiser state, and where the run is. Atomic."""
+        tensors: dict[str, Tensor] = {name: p.detach().contiguous() for name, p in self.trained}
+        for index, (_, parameter) in enumerate(self.trained):
+            state = self.optimiser.state.get(parameter)
+            if state:
+                tensors[f"m.{index}"], tensors[f"v.{index}"] = state["exp_avg"], state["exp_avg_sq"]
+        metadata = {"step": str(self.step), "epoch": str(epoch), "position": str(position)}
+        path = self.arguments.out / "checkpoint.safetensors"
+        save_file(tensors, path.with_suffix(".partial"), metadata)
+        os.replace(path.with_suffix(".partial"), path)
+
+    def restore(self) -> tuple[int, int]:
+        """(epoch, position) to go on from."""
+        path = self.arguments.out / "checkpoint.safetensors"
+        if not path.exists():
+            return 0, 0
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        tensors = load_file(path)
+        self.step = int(metadata["step"])
+        with torch.no_grad():
+            for index, (name, parameter) in enumerate(self.trained):
+                parameter.copy_(tensors[name])
+                if f"m.{index}" in tensors:
+                    self.optimiser.state[parameter] = {
+                        "step": torch.tensor(float(self.step)),
+                        "exp_avg": tensors[f"m.{index}"],
+                        "exp_avg_sq": tensors[f"v.{index}"],
+                    }
+        return int(metadata["epoch"]), int(metadata["position"])
+
+
+def _auroc(score: np.ndarray, positive: np.ndarray) -> float:
+    rank = score.argsort().argsort() + 1.0
+    n = int(positive.sum())
+    return float((rank[positive].sum() - n * (n + 1) / 2) / max(n * (len(positive) - n), 1))
+
+
+def _macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
+    scores = []
+    for label in range(len(LABELS)):
+        hit = int(((predicted == label) & (gold == label)).sum())
+        scores.append(2 * hit / max(int((predicted == label).sum() + (gold == label).sum()), 1))
+    return float(np.mean(scores))
+
+
+def dev_packs(reader: Reader) -> dict[str, list[Pack]]:
+    """Dev sets, and the held-out authors, as packs."""
+    sets: dict[str, list[Any]] = {name: read_dialogues(name) for name in ("gate_dev", "gate_dev2", "gate_dev3")}
+    for author in ("steps", "general"):
+        sets[author] = [item for item in read_dialogues("gate_train") if item["domain"] == author]
+    return {name: pack([example_of(reader, item) for item in items]) for name, items in sets.items()}
+
+
+def work(rank: int, arguments: argparse.Namespace) -> None:
+    """One worker's life."""
+    torch.set_num_threads(1)
+    if rank:
+        os.nice(arguments.nice)
+    store = dist.TCPStore("127.0.0.1", arguments.port, arguments.workers, rank == 0, timedelta(hours=3))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=arguments.workers, timeout=timedelta(hours=3))
+    trainer = Trainer(arguments, rank)
+    log = (arguments.out / "log.jsonl").open("a") if rank == 0 else None
+
+    def say(**values: Any) -> None:
+        if log is not None:
+            log.write(json.dumps({"at": time.strftime("%H:%M:%S"), **values}) + "\n")
+            log.flush()
+
+    dev = dev_packs(trainer.reader) if rank == 0 else {}
+    epoch, position = trainer.restore()
+    claims = dist.PrefixStore(f"run-{trainer.step}", store)
+    saved = evaluated = time.monotonic()
+    started = time.monotonic()
+    while epoch < arguments.epochs:
+        packs = trainer.epoch_packs(epoch)
+        total = arguments.steps or arguments.epochs * -(-len(packs) // arguments.packs)
+        say(epoch=epoch, packs=len(packs), nodes=sum(len(p.ids) for p in packs), steps=total)
+        while position < len(packs):
+            chosen = packs[position : position + arguments.packs]
+            began = time.monotonic()
+            loss, norm = trainer.train_step(chosen, claims, total)
+            position += len(chosen)
+            nodes = sum(len(p.ids) for p in chosen)
+            say(
+                step=trainer.step,
+                loss=round(loss, 4),
+                norm=round(norm, 3),
+                s=round(time.monotonic() - began, 2),
+                nodes=nodes,
+                minutes=round((time.monotonic() - started) / 60, 1),
+            )
+            if rank == 0 and time.monotonic() - saved > 120:
+                trainer.save(epoch, position)
+                saved = time.monotonic()
+            if rank == 0 and time.monotonic() - evaluated > arguments.evaluate * 60:
+                for name, some in dev.items():
+                    say(dev=name, **{k: round(v, 4) for k, v in trainer.evaluate(some).items()})
+                evaluated = time.monotonic()
+        epoch, position = epoch + 1, 0
+        if rank == 0:
+            trainer.save(epoch, 0)
+            for name, some in dev.items():
+                say(dev=name, epoch=epoch, **{k: round(v, 4) for k, v in trainer.evaluate(some).items()})
+            evaluated = time.monotonic()
+    dist.barrier()
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shared", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parent / "data")
+    parser.add_argument("--layer", type=int, default=11)
+    parser.add_argument("--first-trained", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="length of the schedule; default: all epochs")
+    parser.add_argument("--packs", type=int, default=3, help="packs a step")
+    parser.add_argument("--slates", type=int, default=250)
+    parser.add_argument("--lr", type=float, default=4e-4)
+    parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--nice", type=int, default=5, help="how much workers after the first give way")
+    parser.add_argument("--evaluate", type=float, default=20.0, help="minutes between evaluations")
+    parser.add_argument("--port", type=int, default=29511)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.multiprocessing.spawn(work, (arguments,), nprocs=arguments.workers)
+
+
+if __name__ == "__main__":
+    main()
