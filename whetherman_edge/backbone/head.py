@@ -1,0 +1,120 @@
+"""From hidden states to numbers: the class head, and the pointer head that says which tool. Pure numpy.
+
+Both read the root-mean-square normalised state ``x = h / sqrt(mean(h^2) + 1e-6)``, so the scale of a layer's residual
+stream, which differs between quantisations, does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_safetensors
+
+from whetherman_edge.backbone.manifest import CLASSES, Manifest, fault
+
+F32Vector = npt.NDArray[np.float32]
+F32Matrix = npt.NDArray[np.float32]
+F64Vector = npt.NDArray[np.float64]
+
+RMS_EPSILON: Final = 1e-6
+
+
+class Pointed(msgspec.Struct, frozen=True, gc=False):
+    """The pointer head's view of one request. ``logits``: (n,) float64, a tool line each; ``none``: of "no tool"."""
+
+    logits: F64Vector
+    none: float
+
+    def probabilities(self) -> tuple[F64Vector, float]:
+        """Softmax over the tools and "none": ((n,) float64, probability of none)."""
+        every = np.append(self.logits, self.none)
+        weight = np.exp(every - every.max())
+        weight /= weight.sum()
+        return weight[:-1], float(weight[-1])
+
+
+class Heads:
+    """All arrays of the heads' file. ``fusion_*`` and ``route_fusion`` are handed on as they are.
+
+    head_weight (4, width), head_bias (4,); pointer_query and pointer_key (d, width), pointer_none_weight (width,),
+    pointer_none_bias (1,), all of the pointer or none of it; fusion_weights (phases, inputs, 4), fusion_bias
+    (phases, 4); route_fusion (3,), where there is a pointer.
+    """
+
+    def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        """Use ``open_heads``. Raises KeyError or ValueError for arrays that do not fit or are not finite."""
+        self.weight = _array(arrays, "head_weight", (len(CLASSES), None))
+        self.width = self.weight.shape[1]
+        self.bias = _array(arrays, "head_bias", (len(CLASSES),))
+        self.fusion_weights = _array(arrays, "fusion_weights", (None, None, len(CLASSES)))
+        self.fusion_bias = _array(arrays, "fusion_bias", (self.fusion_weights.shape[0], len(CLASSES)))
+        self.has_pointer = "pointer_query" in arrays
+        if self.has_pointer:
+            query = _array(arrays, "pointer_query", (None, self.width))
+            key = _array(arrays, "pointer_key", query.shape)
+            # One product instead of two: (Pq x) . (Pk t) = x (Pq' Pk) t, as wide as the states.
+            self._bilinear = (query.T @ key) / math.sqrt(len(query))
+            self._none_weight = _array(arrays, "pointer_none_weight", (self.width,))
+            self._none_bias = float(_array(arrays, "pointer_none_bias", (1,))[0])
+            self.route_fusion = (
+                tuple(_array(arrays, "route_fusion", (3,)).tolist()) if "route_fusion" in arrays else None
+            )
+        else:
+            self.route_fusion = None
+
+    def log_probabilities(self, last: F32Vector) -> list[float]:
+        """Log-softmax of the class head, in the order of CLASSES. last: (width,) float32.
+
+        Raises ValueError when it is not finite.
+        """
+        logits: F64Vector = (self.weight @ normalised(last) + self.bias).astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise ValueError("expected finite logits of the backbone's head")
+        top = float(logits.max())
+        shifted: F64Vector = logits - (top + math.log(float(np.exp(logits - top).sum())))
+        return list(shifted.tolist())
+
+    def point(self, last: F32Vector, tools: F32Matrix) -> Pointed | None:
+        """Pointer logits. last: (width,), tools: (n, width) float32; None without a pointer head or without tools.
+
+        Raises ValueError when they are not finite.
+        """
+        if not self.has_pointer or not len(tools):
+            return None
+        x = normalised(last)
+        logits = (normalised(tools) @ (x @ self._bilinear)).astype(np.float64)
+        none = float(self._none_weight @ x) + self._none_bias
+        if not (np.isfinite(logits).all() and math.isfinite(none)):
+            raise ValueError("expected finite logits of the backbone's pointer")
+        return Pointed(logits, none)
+
+
+def normalised(states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Each state over its root mean square. states: (width,) or (n, width) float32."""
+    mean_square = np.mean(np.square(states), axis=-1, keepdims=True)
+    scaled: npt.NDArray[np.float32] = states / np.sqrt(mean_square + np.float32(RMS_EPSILON))
+    return scaled
+
+
+def open_heads(manifest: Manifest) -> Heads:
+    """The heads that belong to a manifest. Raises ArtifactError."""
+    path = manifest.path.with_name(manifest.heads.file)
+    try:
+        return Heads(load_safetensors(manifest.read_heads()))
+    except (SafetensorError, KeyError, TypeError, ValueError) as exc:
+        raise fault(path, f"contents do not fit this version ({exc})") from exc
+
+
+def _array(arrays: dict[str, npt.NDArray[Any]], name: str, shape: tuple[int | None, ...]) -> npt.NDArray[np.float32]:
+    """One array, float32, of that shape (None: any size), all finite. Raises KeyError or ValueError."""
+    array = np.ascontiguousarray(arrays[name], dtype=np.float32)
+    if array.ndim != len(shape) or any(want not in (None, got) for want, got in zip(shape, array.shape, strict=True)):
+        raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: expected finite numbers")
+    return array
