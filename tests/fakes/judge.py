@@ -18,7 +18,7 @@ def verdict(label: Label = "ACT", p: float = 0.97, engine: str = "static") -> Ve
 
 
 class ScriptedJudge:
-    """``mode``: fixed, hang, block, raise, missing or invalid. ``views``: what it was shown."""
+    """``mode``: fixed, hang, held (until ``released``), raise, missing or invalid. ``views``: what it was shown."""
 
     def __init__(self, label: Label = "ACT", p: float = 0.97) -> None:
         self.mode = "fixed"
@@ -26,11 +26,12 @@ class ScriptedJudge:
         self.views: list[ChatView] = []
         self.cancelled = asyncio.Event()
         self.entered = asyncio.Event()
+        self.released = asyncio.Event()
         self.probabilities: Mapping[str, float] = {}
         self.fused_names: tuple[str, ...] = ()
         self.default_tau = Tau()
 
-    async def judge(self, chat: ChatView, deadline_s: float) -> Verdict:
+    async def judge(self, chat: ChatView, deadline_s: float, profile=None) -> Verdict:
         self.views.append(chat)
         self.entered.set()
         match self.mode:
@@ -40,6 +41,8 @@ class ScriptedJudge:
                 except asyncio.CancelledError:
                     self.cancelled.set()
                     raise
+            case "held":
+                await self.released.wait()
             case "raise":
                 raise RuntimeError("PROMPTTEXT in an exception")
             case "missing":

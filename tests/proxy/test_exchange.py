@@ -231,7 +231,7 @@ async def test_o01_the_loop_guard_needs_no_gate(upstream, serve, judge):
 async def test_s05_client_gone_while_the_gate_runs(upstream, serve, judge, caplog):
     caplog.set_level("INFO", logger="whetherman_edge")
     judge.mode = "hang"
-    async with serve(gate_deadline_ms=3000) as url, Client(url) as client:
+    async with serve(gate_deadline_ms=3000, mode="enforce") as url, Client(url) as client:
         await client.start("POST", "/v1/chat/completions", body_of(CHAT))
         await judge.entered.wait()
         client.abort()
@@ -240,6 +240,51 @@ async def test_s05_client_gone_while_the_gate_runs(upstream, serve, judge, caplo
         await asyncio.sleep(0)
         assert "event=client_closed" in caplog.text
     assert upstream.requests == []
+
+
+async def test_in_shadow_the_model_does_not_wait_for_the_gate(upstream, serve, judge):
+    judge.mode = "held"
+    async with serve(gate_deadline_ms=3000) as url, Client(url) as client:
+        arrived = asyncio.ensure_future(upstream.next_request())
+        await client.start("POST", "/v1/chat/completions", body_of(CHAT))
+        seen = await arrived
+        assert not judge.released.is_set()
+        judge.verdict = verdict("DECLINE", 0.99)
+        judge.released.set()
+        answer = await client.rest(await client.head())
+    assert seen.body == body_of(CHAT)
+    assert said(answer) == ("ACT", "no", "low_confidence")
+    assert answer.header("x-whetherman-confidence") == "0.0033"
+
+
+@pytest.mark.parametrize("reason", ["gate_timeout", "gate_error"])
+async def test_in_shadow_a_gate_that_fails_beside_the_model_says_why(upstream, serve, judge, reason):
+    judge.mode = {"gate_timeout": "hang", "gate_error": "raise"}[reason]
+    async with serve(gate_deadline_ms=50) as url:
+        answer = await post(url, CHAT)
+    assert said(answer) == ("ACT", "no", reason)
+    assert [seen.body for seen in upstream.requests] == [body_of(CHAT)]
+
+
+async def test_s05_client_gone_in_shadow_ends_both(upstream, serve, judge):
+    judge.mode = "hang"
+    upstream.default = hang
+    async with serve(gate_deadline_ms=3000) as url, Client(url) as client:
+        arrived = asyncio.ensure_future(upstream.next_request())
+        await client.start("POST", "/v1/chat/completions", body_of(CHAT))
+        seen = await arrived
+        client.abort()
+        async with asyncio.timeout(0.5 * TIME_FACTOR):
+            await seen.closed.wait()
+            await judge.cancelled.wait()
+
+
+async def test_in_shadow_a_dead_upstream_is_reported_with_the_decision(upstream, serve, judge):
+    await upstream.stop()
+    async with serve() as url:
+        answer = await post(url, CHAT)
+    assert answer.status == 502
+    assert said(answer) == ("ACT", "no", "need")
 
 
 async def test_s05_client_gone_while_a_reply_is_held(upstream, serve, judge):

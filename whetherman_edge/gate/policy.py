@@ -45,6 +45,7 @@ REASONS: dict[str, str] = {
     "no_intervention": "the upstream offers no safe way to carry out the decision",
     "gate_timeout": "the gate took longer than its deadline",
     "gate_error": "the gate failed",
+    "backbone_late": "the profile was measured on the backbone, which did not answer in time",
     "model_missing": "the gate's model file is missing or broken",
     "breaker_open": "the gate failed several times in a row and rests",
     "view_error": "the body could not be read or edited",
@@ -59,11 +60,13 @@ class PolicySettings(msgspec.Struct, frozen=True):
     """What the daemon fixes for all requests.
 
     ``fused_names``: names of ``Verdict.fused``, same order. ``default_tau``: the gate's shipped operating point, used
-    without a profile. ``force``: the verdict is replaced by this label; guards still hold, thresholds do not.
+    without a profile; ``fallback_tau``: that of a verdict which stands in for the backbone's. ``force``: the verdict is
+    replaced by this label; guards still hold, thresholds do not.
     """
 
     fused_names: tuple[str, ...] = ()
     default_tau: Tau = Tau()
+    fallback_tau: Tau | None = None
     force: Label | None = None
     loop_guard: bool = True
     non_interactive: bool = False
@@ -120,7 +123,7 @@ def decide(
     Raises ProfileError when the profile's layer does not fit the verdict's fused values (a wiring fault).
     """
     probabilities = calibrated(verdict, profile, settings.fused_names)
-    label, reason = _choose(probabilities, chat, profile, settings)
+    label, reason = _choose(probabilities, chat, profile, settings, fallback=verdict.fallback)
     if label != "ACT" and session.backed_off:
         label, reason = "ACT", "backed_off"
     elif label != "ACT":
@@ -224,12 +227,19 @@ def _choose(
     chat: ChatView,
     profile: Profile | None,
     settings: PolicySettings,
+    *,
+    fallback: bool,
 ) -> tuple[Label, str]:
     if settings.force is not None:
         return settings.force, "forced"
     if settings.loop_guard and loop_guard.inspect(chat).looping:
         return "ANSWER", "loop_guard"
-    tau = settings.default_tau if profile is None else profile.tau
+    if profile is not None and fallback and profile.engine.name == "gemma":
+        return "ACT", "backbone_late"  # what was proven about this agent was proven with the backbone
+    if profile is not None:
+        tau = profile.tau
+    else:
+        tau = settings.fallback_tau if fallback and settings.fallback_tau is not None else settings.default_tau
     candidate = max(LABELS[1:], key=lambda label: (probabilities[LABELS.index(label)], -LABELS.index(label)))
     threshold = {"ANSWER": tau.answer, "ASK": tau.ask, "DECLINE": tau.decline}[candidate]
     if threshold is not None and 1.0 - probabilities[0] >= threshold:

@@ -24,6 +24,7 @@ HELP: dict[str, str] = {
     "repeat_call_total": "requests whose history repeats a call with the same result",
     "systemone_requests_total": "requests to /v1/systemone by class of status",
     "gate_failures_total": "gate failures by reason",
+    "verdicts_total": "verdicts by the stage that gave them (static, gemma)",
     "prompt_tokens_withheld_total": "estimated prompt tokens of tools that were not sent",
 }
 

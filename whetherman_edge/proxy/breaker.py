@@ -22,6 +22,7 @@ class Breaker:
         self._failures = 0
         self._opened_at_s = 0.0
         self._probing = False
+        self._probed_at_s = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -32,9 +33,12 @@ class Breaker:
         """Whether this request may be judged; after True, ``succeeded``, ``failed`` or ``gave_up`` must follow."""
         if not self.is_open:
             return True
-        if self._probing or self._clock() - self._opened_at_s < self._cooldown_s:
+        now_s = self._clock()
+        # A probe that never reports (its task was cancelled before it ran) must not keep the breaker open for ever.
+        probing = self._probing and now_s - self._probed_at_s < self._cooldown_s
+        if probing or now_s - self._opened_at_s < self._cooldown_s:
             return False
-        self._probing = True
+        self._probing, self._probed_at_s = True, now_s
         return True
 
     def succeeded(self) -> None:

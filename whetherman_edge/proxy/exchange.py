@@ -6,6 +6,7 @@ are the upstream's own, passed on, or one of ours with ``"src": "whetherman-edge
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterable
@@ -15,7 +16,7 @@ from aiohttp.web_request import BaseRequest
 from whetherman_edge.errors import UpstreamMissing, UpstreamReset
 from whetherman_edge.gate import policy
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.proxy.gating import Gating, Ruling
+from whetherman_edge.proxy.gating import Gating, Pending, Ruling
 from whetherman_edge.proxy.persuasion import Answer, Persuasion
 from whetherman_edge.proxy.relay import BodyStream, Reply, forwardable, read_body, relay
 from whetherman_edge.proxy.tally import Tally
@@ -66,7 +67,10 @@ class Exchange:
         body = await self._receive(request)  # bytes, or what is too large for the gate, as a stream
         if not isinstance(body, bytes):
             return await self._large(request, reply, body, started_s)
-        ruling = await self._gating.rule(request.headers, body)  # view, judge, decide, plan
+        begun = self._gating.begin(request.headers, body)  # view, judge, decide, plan
+        if isinstance(begun, Pending) and not begun.may_apply:
+            return await self._alongside(request, reply, body, begun, started_s)
+        ruling = await begun.ruling() if isinstance(begun, Pending) else begun
         sent, ruling = self._gating.edit(body, ruling)  # the body itself, unless the ruling is applied
         try:
             answer = await self._persuasion.ask(request, body, sent, ruling)  # send; once more if a call leaked
@@ -76,6 +80,29 @@ class Exchange:
         reply.extra += answer.ruling.headers()
         fault = await self._pass_on(answer.response, reply, answer.held, answer.tally)  # chunk by chunk, as it comes
         self._conclude(answer, reply, fault, started_s)  # back-off, counters, the one log line
+        return reply
+
+    async def _alongside(
+        self, request: BaseRequest, reply: Reply, body: bytes, pending: Pending, started_s: float
+    ) -> Reply:
+        """A request that goes out as it came: the model starts at once, the verdict is awaited meanwhile."""
+        judging = asyncio.ensure_future(pending.ruling())
+        try:
+            response = await self.send(request, body)
+        except UpstreamMissing as exc:
+            reply.extra += (await judging).headers()
+            return await self.fault(reply, exc)
+        except BaseException:
+            judging.cancel()
+            raise
+        try:
+            answer = Answer(response, await judging)
+        except BaseException:
+            response.abort()
+            raise
+        reply.extra += answer.ruling.headers()
+        fault = await self._pass_on(response, reply, answer.held, answer.tally)
+        self._conclude(answer, reply, fault, started_s)
         return reply
 
     async def relay(self, request: BaseRequest, reply: Reply) -> Reply:

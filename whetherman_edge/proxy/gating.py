@@ -47,8 +47,12 @@ class Judge(Protocol):
     fused_names: tuple[str, ...]
     default_tau: Tau
 
-    def judge(self, chat: ChatView, deadline_s: float, /) -> Verdict | Awaitable[Verdict]:
+    def judge(
+        self, chat: ChatView, deadline_s: float, profile: Profile | None = None, /
+    ) -> Verdict | Awaitable[Verdict]:
         """The verdict on one request, at once or awaited. ``deadline_s``: time.monotonic() when nobody waits any more.
+
+        ``profile``: the request's, whose measurements say when the first stage is decisive.
 
         Raises ArtifactError when the model is missing or broken; anything else it raises counts as a gate error.
         """
@@ -107,6 +111,34 @@ class Ruling(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, decision=decision, applied=False, plan=None)
 
 
+class _Case(msgspec.Struct, frozen=True):
+    """A request between its view and its verdict; the fields become the Ruling's."""
+
+    chat: ChatView
+    plain: bytes
+    profile: Profile | None
+    mode: Mode
+    session: SessionState
+    session_id: str
+    agent: str
+    profile_name: str
+    started_s: float
+
+
+class Pending:
+    """A ruling whose verdict is still awaited.
+
+    ``may_apply`` False: whatever it will be, the request goes out as it came. ``ruling``: starts the waiting; call it
+    once.
+    """
+
+    __slots__ = ("may_apply", "ruling")
+
+    def __init__(self, may_apply: bool, ruling: Callable[[], Awaitable[Ruling]]) -> None:
+        self.may_apply = may_apply
+        self.ruling = ruling
+
+
 class Gating:
     """Owns the gate's part of a request.
 
@@ -142,6 +174,14 @@ class Gating:
 
     async def rule(self, headers: Mapping[str, str], body: bytes) -> Ruling:
         """Rule on one request. Never raises but for cancellation."""
+        begun = self.begin(headers, body)
+        return begun if isinstance(begun, Ruling) else await begun.ruling()
+
+    def begin(self, headers: Mapping[str, str], body: bytes) -> Ruling | Pending:
+        """Rule on one request as far as that needs no waiting. Never raises.
+
+        A Pending's ``ruling`` must be awaited, or the Pending dropped.
+        """
         started_s = time.perf_counter()
         requested = headers.get("x-whetherman-mode", "").strip().lower()
         asked = cast("Mode", requested) if requested in _MODES else None
@@ -163,11 +203,15 @@ class Gating:
         try:
             if bypass is not None:
                 return self._bypassed(bypass, asked, plain, chat, started_s)
-            return await self._judged(headers, plain, chat, asked, started_s)
-        except Exception:
-            log.exception("event=gate_failed")
-            self._counters.add("gate_failures_total", (("reason", "gate_error"),))
-            return self._unscored("gate_error", "shadow", started_s, chat)
+            return self._judged(headers, plain, chat, asked, started_s)
+        except Exception as exc:
+            return self._broken(exc, chat, started_s)
+
+    def _broken(self, exc: Exception, chat: ChatView, started_s: float) -> Ruling:
+        """A fault of our own: logged, counted, and the request passes."""
+        log.error("event=gate_failed", exc_info=exc)
+        self._counters.add("gate_failures_total", (("reason", "gate_error"),))
+        return self._unscored("gate_error", "shadow", started_s, chat)
 
     def edit(self, body: bytes, ruling: Ruling) -> tuple[bytes, Ruling]:
         """The bytes that go out: the body itself unless the ruling is applied; fails open to it when splicing fails."""
@@ -191,21 +235,45 @@ class Gating:
                 return msgspec.structs.replace(ruling, plain=plain, plan=plan, applied=True)
         return ruling
 
-    async def _judged(
+    def _judged(
         self, headers: Mapping[str, str], plain: bytes, chat: ChatView, asked: Mode | None, started_s: float
-    ) -> Ruling:
+    ) -> Ruling | Pending:
         name = headers.get("x-whetherman-profile", "") or self._config.profile_for_model(chat.model)
         name = name or self._config.profile
         profile, fault = self._profile(name)
         agent = f"profile:{name}" if name else f"model:{chat.model[:200]}"
         session_id = headers.get("x-session-id", "")[:200]
-        session = self._sessions.session(chat, session_id, agent)
-        verdict = fault or await self._verdict(chat)
+        case = _Case(
+            chat=chat,
+            plain=plain,
+            profile=profile,
+            mode=policy.mode_for(self._config.mode, asked, profile, self._config.force),
+            session=self._sessions.session(chat, session_id, agent),
+            session_id=session_id,
+            agent=agent,
+            profile_name=name,
+            started_s=started_s,
+        )
+        verdict = fault or self._verdict(chat, profile)
+        if isinstance(verdict, (Verdict, str)):
+            return self._ruled(case, verdict)
+        return Pending(case.mode == "enforce", lambda: self._awaited(case, verdict))
+
+    async def _awaited(self, case: _Case, verdict: Awaitable[Verdict | str]) -> Ruling:
+        """The ruling once the verdict is there."""
+        try:
+            return self._ruled(case, await verdict)
+        except Exception as exc:
+            return self._broken(exc, case.chat, case.started_s)
+
+    def _ruled(self, case: _Case, verdict: Verdict | str) -> Ruling:
+        """From a verdict, or the reason why there is none, to the ruling."""
+        chat, profile, session, mode = case.chat, case.profile, case.session, case.mode
         if isinstance(verdict, str):
             decision = policy.decide_unscored(verdict, chat, session, self._settings)
         else:
+            self._counters.add("verdicts_total", (("engine", verdict.engine),))
             decision = policy.decide(verdict, chat, profile, session, self._settings)
-        mode = policy.mode_for(self._config.mode, asked, profile, self._config.force)
         plan: Intervention | None = None
         if policy.may_apply(decision, mode, profile, self._config.force):
             plan = self._plan(decision, chat, profile, session)
@@ -219,15 +287,15 @@ class Gating:
         return Ruling(
             decision=decision,
             mode=mode,
-            ms=(time.perf_counter() - started_s) * 1e3,
+            ms=(time.perf_counter() - case.started_s) * 1e3,
             applied=plan is not None,
-            plain=plain,
+            plain=case.plain,
             chat=chat,
             plan=plan,
             session=session,
-            session_id=session_id,
-            agent=agent,
-            profile=name,
+            session_id=case.session_id,
+            agent=case.agent,
+            profile=case.profile_name,
             repeats=repeats,
         )
 
@@ -284,31 +352,46 @@ class Gating:
         if agent and self._sessions.record(agent, outcome).backed_off and outcome != "kept":
             log.warning("event=backed_off cause=%s hint=this_agent_does_not_go_along_with_withholding", outcome)
 
-    async def _verdict(self, chat: ChatView) -> Verdict | str:
-        """A valid verdict, or the reason why there is none."""
+    def _verdict(self, chat: ChatView, profile: Profile | None) -> Verdict | str | Awaitable[Verdict | str]:
+        """A valid verdict, or the reason why there is none; awaited where the judge needs time."""
         if not self._breaker.admits():
             return "breaker_open"
         deadline_s = self._clock() + self._deadline_s if self._deadline_s is not None else math.inf
         try:
-            verdict = self._judge.judge(chat, deadline_s)
-            if not isinstance(verdict, Verdict):
-                async with asyncio.timeout(self._deadline_s):
-                    verdict = await verdict
-            if self._clock() > deadline_s:  # a stage that does not yield is not interrupted, but it counts
-                raise TimeoutError
-            _check(verdict)
+            verdict = self._judge.judge(chat, deadline_s, profile)
+            if isinstance(verdict, Verdict):
+                return self._valid(verdict, deadline_s)
+        except Exception as exc:
+            return self._failed(exc)
+        return self._verdict_of(verdict, deadline_s)
+
+    async def _verdict_of(self, waiting: Awaitable[Verdict], deadline_s: float) -> Verdict | str:
+        try:
+            async with asyncio.timeout(None if deadline_s == math.inf else deadline_s - self._clock()):
+                verdict = await waiting
+            return self._valid(verdict, deadline_s)
         except asyncio.CancelledError:
             self._breaker.gave_up()
             raise
         except Exception as exc:
-            self._breaker.failed()
-            reason = _failure(exc)
-            self._counters.add("gate_failures_total", (("reason", reason),))
-            if reason == "gate_error":
-                log.exception("event=gate_failed")
-            return reason
+            return self._failed(exc)
+
+    def _valid(self, verdict: Verdict, deadline_s: float) -> Verdict:
+        """The verdict, counted as a success. Raises TimeoutError, ValueError."""
+        if self._clock() > deadline_s:  # a stage that does not yield is not interrupted, but it counts
+            raise TimeoutError
+        _check(verdict)
         self._breaker.succeeded()
         return verdict
+
+    def _failed(self, exc: Exception) -> str:
+        """The reason for a failure, counted."""
+        self._breaker.failed()
+        reason = _failure(exc)
+        self._counters.add("gate_failures_total", (("reason", reason),))
+        if reason == "gate_error":
+            log.error("event=gate_failed", exc_info=exc)
+        return reason
 
     def _profile(self, name: str) -> tuple[Profile | None, str]:
         if not name:
