@@ -30,7 +30,7 @@ from torch.nn import functional
 from convert.gate_data import read_dialogues
 from convert.gate_trie import NONE, Pack, Reader, pack
 from convert.gemma_torch import N_EMBD, Geometry, Trunk, rms_norm
-from convert.lora_corpus import dialogue_packs, example_of, open_pools, reader_of, slate_packs
+from convert.lora_corpus import HELD_OUT, dialogue_packs, example_of, open_pools, reader_of, slate_packs
 from whetherman_edge.backbone.llama import Network
 from whetherman_edge.gate.verdict import LABELS
 
@@ -40,6 +40,8 @@ ACT_COST: Final = 1.25
 """Weight of examples whose right decision is a call: a false skip costs more than a needless call."""
 TOOLS_MAX: Final = 1_536
 DIALOGUE_MAX: Final = 1_024
+DEV_SHARE: Final = 160
+"""Dialogues of a held-out author that are looked at during training; evaluation stops the work."""
 
 
 class Heads(nn.Module):
@@ -217,10 +219,10 @@ def _macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
 
 
 def dev_packs(reader: Reader) -> dict[str, list[Pack]]:
-    """Dev sets, and the held-out authors, as packs."""
+    """Dev sets, and some dialogues of each held-out author, as packs."""
     sets: dict[str, list[Any]] = {name: read_dialogues(name) for name in ("gate_dev", "gate_dev2", "gate_dev3")}
-    for author in ("steps", "general"):
-        sets[author] = [item for item in read_dialogues("gate_train") if item["domain"] == author]
+    for author in sorted(HELD_OUT):
+        sets[author] = [item for item in read_dialogues("gate_train") if item["domain"] == author][:DEV_SHARE]
     return {name: pack([example_of(reader, item) for item in items]) for name, items in sets.items()}
 
 

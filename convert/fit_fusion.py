@@ -1,0 +1,295 @@
+"""From a training checkpoint to the packaged backbone: adapter, heads, fusion, operating point, manifest.
+
+    python -m convert.fit_fusion adapter CHECKPOINT OUT_DIR
+    python -m convert.fit_fusion fuse HEADS GGUF --static NPZ [--out DIR]
+
+``adapter`` writes the adapter (float16, installed by `model install`) and the heads. ``fuse`` reads states from the
+derived, quantised GGUF with the code that runs in the daemon, so that what is fitted is what ships, and fits the
+fusion on authors that neither the adapter nor the static gate has seen (``--static``: the out-of-fold predictions of
+`convert.train_gate --keep`) and on the dev sets. Figures are cross-fitted: no item is scored by a fusion that was
+fitted on its author's items.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from convert.gate_data import Item, read_dialogues
+from convert.gate_metrics import FALSE_SKIPS_MAX, figures, fit_tau
+from convert.lora_corpus import HELD_OUT, TRAIN_FILES
+from convert.train_lora import DIALOGUE_MAX, POINTER_DIM, TOOLS_MAX
+from whetherman_edge.backbone import manifest as manifests
+from whetherman_edge.backbone.head import Heads
+from whetherman_edge.backbone.prompt import render
+from whetherman_edge.backbone.worker import States, Worker, WorkerSettings
+from whetherman_edge.dialects.openai_chat import view
+from whetherman_edge.dialects.tool_cache import ToolCache
+from whetherman_edge.engine import Router
+from whetherman_edge.gate.features import PHASES, Extractor
+from whetherman_edge.gate.static_gate import StaticGate
+from whetherman_edge.gate.verdict import LABELS
+
+F64 = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+
+RANK: Final = 16
+ALPHA: Final = 32.0
+DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4", "gate_dev5")
+MARGIN: Final = 0.9
+STRENGTH: Final = 0.1
+BAND_LOSS: Final = 0.01
+"""Share of steps whose decision may differ from the fused one because the static stage was taken to be decisive."""
+
+
+def write_adapter(checkpoint: Path, out: Path) -> None:
+    """``backbone_adapter.safetensors`` and ``heads.safetensors`` from a checkpoint of convert.train_lora."""
+    adapter: dict[str, npt.NDArray[np.float16]] = {}
+    heads: dict[str, npt.NDArray[np.float32]] = {}
+    names = {
+        "heads.head.weight": "head_weight",
+        "heads.head.bias": "head_bias",
+        "heads.query.weight": "pointer_query",
+        "heads.key.weight": "pointer_key",
+        "heads.none.weight": "pointer_none_weight",
+        "heads.none.bias": "pointer_none_bias",
+    }
+    with safe_open(checkpoint, "np") as file:
+        for name in file.keys():  # noqa: SIM118 (no mapping)
+            if name.startswith("blocks."):
+                adapter["layers." + name.removeprefix("blocks.")] = file.get_tensor(name).astype(np.float16)
+            elif name in names:
+                heads[names[name]] = file.get_tensor(name).astype(np.float32)
+    heads["pointer_none_weight"] = heads["pointer_none_weight"].reshape(-1)
+    if heads["pointer_query"].shape[0] != POINTER_DIM:
+        raise SystemExit(f"expected a pointer of {POINTER_DIM} dimensions, got {heads['pointer_query'].shape}")
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(adapter, out / "backbone_adapter.safetensors")
+    save_file(heads, out / "heads.safetensors")
+
+
+def states_of(gguf: Path, layer: int, items: Sequence[Item], threads: int) -> list[States]:
+    """What one pass gives for every item, through the worker, neighbours with one tools block after each other."""
+    worker = Worker(gguf, WorkerSettings(layer, n_threads=threads, tools_max=TOOLS_MAX, dialogue_max=DIALOGUE_MAX))
+    worker.start()
+    cache = ToolCache()
+    try:
+        chats = [view(json.dumps(item["request"]).encode(), cache) for item in items]
+        order = sorted(range(len(items)), key=lambda i: (chats[i].toolset_key, items[i]["set"], len(chats[i].messages)))
+        found: dict[int, States] = {}
+        for done, i in enumerate(order):
+            found[i] = worker.submit(render(chats[i], "compact"), str(i)).future.result()
+            if done % 200 == 0:
+                print(f"states: {done} of {len(items)}", flush=True)
+        return [found[i] for i in range(len(items))]
+    finally:
+        worker.stop()
+
+
+def held_out_items() -> tuple[list[Item], Ints]:
+    """Dialogues of the held-out authors, and their places among all training dialogues (as in train_gate's NPZ)."""
+    data = Path(__file__).resolve().parent / "data"
+    files = [name for name in TRAIN_FILES if (data / f"{name}.jsonl.xz").exists()]
+    every = [item for name in files for item in read_dialogues(name)]
+    places = np.array([i for i, item in enumerate(every) if item["domain"] in HELD_OUT])
+    return [every[i] for i in places], places
+
+
+def inputs_of(heads: Heads, states: Sequence[States], static: F64) -> F64:
+    """(n, 10): the fusion's inputs, as ``gate.fusion`` takes them. static: (n, 4) log-probabilities."""
+    rows = []
+    for one, log_p in zip(states, static, strict=True):
+        pointed = heads.point(one.last, one.tools)
+        best, none = 0.0, 0.0
+        if pointed is not None:
+            p, none = pointed.probabilities()
+            best = float(p.max())
+        rows.append([*heads.log_probabilities(one.last), *log_p, best, none])
+    return np.array(rows)
+
+
+def fit(x: F64, phase: Ints, gold: Ints, weight: F64) -> dict[str, npt.NDArray[np.float32]]:
+    """One logistic layer a phase, as a shared one with differences, so that phases learn from each other."""
+    from sklearn.linear_model import LogisticRegression
+
+    later = phase[:, None] == np.arange(1, len(PHASES))
+    parts = np.concatenate([x, *(x * mark[:, None] for mark in later.T), later.astype(np.float64)], axis=1)
+    model = LogisticRegression(C=STRENGTH, max_iter=2_000).fit(parts, gold, sample_weight=weight)
+    width = x.shape[1]
+    shared, *differences = np.split(model.coef_.T[: len(PHASES) * width], len(PHASES))
+    offsets = model.coef_.T[len(PHASES) * width :]
+    return {
+        "fusion_weights": np.stack([shared, *(shared + d for d in differences)]).astype(np.float32),
+        "fusion_bias": np.stack([model.intercept_, *(model.intercept_ + o for o in offsets)]).astype(np.float32),
+    }
+
+
+def fused(arrays: Mapping[str, npt.NDArray[Any]], x: F64, phase: Ints) -> F64:
+    """(n, 4) probabilities."""
+    logits = np.einsum("ni,nic->nc", x, arrays["fusion_weights"][phase]) + arrays["fusion_bias"][phase]
+    logits -= logits.max(axis=1, keepdims=True)
+    p = np.exp(logits)
+    return np.asarray(p / p.sum(axis=1, keepdims=True))
+
+
+def cross_fitted(x: F64, phase: Ints, gold: Ints, weight: F64, source: Sequence[str]) -> F64:
+    """Probabilities of each source by a fusion fitted on the others."""
+    names = np.array(source)
+    p = np.zeros((len(gold), 4))
+    for name in sorted(set(source)):
+        inside = names == name
+        p[inside] = fused(fit(x[~inside], phase[~inside], gold[~inside], weight[~inside]), x[inside], phase[inside])
+    return p
+
+
+def band_of(static: F64, final: F64, tau: Mapping[str, float]) -> dict[str, float]:
+    """The band of static 1 - p(need) outside of which asking the backbone changes at most BAND_LOSS of the
+    decisions.
+    """
+    skip = 1 - np.exp(static[:, 0])
+    act = 1 - final[:, 0] < min(tau.values(), default=2.0)
+    low = 0.0
+    for candidate in np.linspace(0.0, 0.9, 91):
+        below = skip < candidate
+        if (below & ~act).sum() > BAND_LOSS / 2 * len(skip):
+            break
+        low = float(candidate)
+    high = 1.0
+    for candidate in np.linspace(1.0, 0.5, 51):
+        if ((skip > candidate) & act).sum() > BAND_LOSS / 2 * len(skip):
+            break
+        high = float(candidate)
+    return {"low": round(min(low, high), 3), "high": round(high, 3)}
+
+
+def fuse(options: argparse.Namespace) -> None:
+    """Fit, measure, write."""
+    router = Router()
+    gate = StaticGate.open(router.scorer, router.kernels, None)
+    extractor, cache = Extractor(router.scorer), ToolCache()
+    held, places = held_out_items()
+    kept = np.load(options.static)
+    items, static, source = list(held), [np.log(np.clip(kept["p"][places], 1e-9, 1.0))], [i["domain"] for i in held]
+    data = Path(__file__).resolve().parent / "data"
+    for name in DEV:
+        if (data / f"{name}.jsonl.xz").exists():
+            dev = read_dialogues(name)
+            judged = [gate.judge(view(json.dumps(i["request"]).encode(), cache)).probabilities for i in dev]
+            static.append(np.log(np.clip(np.array(judged), 1e-9, 1.0)))
+            items += dev
+            source += [name] * len(dev)
+    static_log_p = np.concatenate(static)
+    phase = np.array([extractor.extract(view(json.dumps(i["request"]).encode(), cache)).phase for i in items])
+    gold = np.array([LABELS.index(i["gold"]) for i in items])
+    accept = np.array([[label in i["accept"] for label in LABELS] for i in items])
+    raw = load_file(options.heads)
+    blank = {
+        "fusion_weights": np.zeros((len(PHASES), 10, 4), np.float32),
+        "fusion_bias": np.zeros((len(PHASES), 4), np.float32),
+    }
+    states = states_of(options.gguf, options.layer, items, options.threads)
+    x = inputs_of(Heads({**raw, **blank}), states, static_log_p)
+    weight = np.ones(len(items))
+    p = cross_fitted(x, phase, gold, weight, source)
+    later = np.array([not i["category"].startswith("first") for i in items])
+    tau = fit_tau(p, gold, accept, [~later, later], MARGIN * FALSE_SKIPS_MAX)
+    clusters = [i["set"] for i in items]
+    report: dict[str, Any] = {}
+    alone = {"fused": p, "static": np.exp(static_log_p), "backbone": np.exp(x[:, :4])}
+    for name in ("all", "first", "later", *sorted(set(source))):
+        mask = {"all": np.ones(len(items), bool), "first": ~later, "later": later}.get(name, np.array(source) == name)
+        rows = np.flatnonzero(mask)
+        for kind, q in alone.items():
+            some = figures(q[rows], gold[rows], accept[rows], [clusters[i] for i in rows], tau)
+            report.setdefault(name, {})[kind] = (
+                some if kind == "fused" else {k: some[k] for k in ("auroc_act", "macro_f1")}
+            )
+    arrays = {**raw, **fit(x, phase, gold, weight), "route_fusion": np.array(options.route_fusion, np.float32)}
+    band = band_of(static_log_p, p, tau)
+    write(options, arrays, tau, band, report, gate.sha256, router.table.sha256)
+    print(json.dumps({"tau": tau, "band": band, "figures": report}, indent=1))
+
+
+def write(
+    options: argparse.Namespace,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    tau: Mapping[str, float],
+    band: Mapping[str, float],
+    report: Mapping[str, Any],
+    gate_sha256: str,
+    router_sha256: str,
+) -> None:
+    """Heads' file and manifest into ``options.out``; the adapter must stand there already."""
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    heads_path = out / "backbone.safetensors"
+    save_file({k: np.ascontiguousarray(v) for k, v in arrays.items()}, heads_path)
+    adapter_path = options.heads.with_name("backbone_adapter.safetensors")
+    target = out / adapter_path.name
+    if adapter_path != target:
+        target.write_bytes(adapter_path.read_bytes())
+    manifest = {
+        "format": manifests.FORMAT,
+        "version": manifests.VERSION,
+        "base": {"name": options.base_name, "sha256": _sha256(options.base)},
+        "adapter": {"file": target.name, "sha256": _sha256(target), "r": RANK, "alpha": ALPHA, "rslora": False},
+        "prompt_style": "compact",
+        "layer": options.layer,
+        "pooling": "last",
+        "quantisation": options.quantisation,
+        "n_layers": options.n_layers,
+        "heads": {"file": heads_path.name, "sha256": _sha256(heads_path)},
+        "gate_static_sha256": gate_sha256,
+        "router_sha256": router_sha256,
+        "classes": list(LABELS),
+        "tools_max": TOOLS_MAX,
+        "dialogue_max": DIALOGUE_MAX,
+        "default_tau": {label: round(tau[label], 4) if label in tau else None for label in LABELS[1:]},
+        "ask_band": dict(band),
+        "dev": dict(report),
+    }
+    (out / "backbone.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    manifests.read_manifest(out / "backbone.json")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def main() -> None:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    adapter = verbs.add_parser("adapter")
+    adapter.add_argument("checkpoint", type=Path)
+    adapter.add_argument("out", type=Path)
+    fusion = verbs.add_parser("fuse")
+    fusion.add_argument("heads", type=Path)
+    fusion.add_argument("gguf", type=Path, help="the derived file whose states are read")
+    fusion.add_argument("--base", type=Path, required=True, help="the base GGUF it was derived from")
+    fusion.add_argument("--base-name", default="gemma-3-270m")
+    fusion.add_argument("--static", type=Path, required=True)
+    fusion.add_argument("--layer", type=int, default=11)
+    fusion.add_argument("--n-layers", type=int, default=13)
+    fusion.add_argument("--quantisation", default="q8_0")
+    fusion.add_argument("--threads", type=int, default=1)
+    fusion.add_argument("--route-fusion", type=float, nargs=3, default=(1.0, 1.0, 1.0))
+    fusion.add_argument("--out", type=Path, default=manifests.DEFAULT_PATH.parent)
+    options = parser.parse_args()
+    if options.verb == "adapter":
+        write_adapter(options.checkpoint, options.out)
+    else:
+        fuse(options)
+
+
+if __name__ == "__main__":
+    main()
