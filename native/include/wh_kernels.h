@@ -154,6 +154,27 @@ wh_dense_head_f32_fn wh_dense_head_f32_serial;
 wh_dense_head_f32_fn wh_dense_head_f32_avx2;
 #endif
 
+/* out[j] += sum over i of x[i] * rows[i][j], in the order of i (four zero factors in a row are skipped).
+ * out: (n_columns,), x: (n_rows,), both aligned.  rows: float32 (n_rows, n_columns). */
+typedef void wh_add_rows_f32_fn(float *restrict out, const float *restrict x, const unsigned char *restrict rows,
+                                size_t n_rows, size_t n_columns);
+/* dots[i] = dot(vector, rows[i]), added in 16 partial float sums.  vector: float32 (dim,).  rows: float32 (n, dim).
+ * dots: float64 (n,), out. */
+typedef void wh_dot_rows_f32_fn(const unsigned char *restrict vector, const unsigned char *restrict rows, size_t n,
+                                size_t dim, unsigned char *restrict dots);
+/* product[j] = sum over i of vector[i] * rows[i][j], in the order of i.  vector: float32 (dim,).
+ * rows: float32 (dim, n_columns).  product: float32 (n_columns,), out. */
+typedef void wh_project_f32_fn(const unsigned char *restrict vector, const unsigned char *restrict rows, size_t dim,
+                               size_t n_columns, unsigned char *restrict product);
+wh_add_rows_f32_fn wh_add_rows_f32_serial;
+wh_dot_rows_f32_fn wh_dot_rows_f32_serial;
+wh_project_f32_fn wh_project_f32_serial;
+#if defined(WH_HAVE_AVX2)
+wh_add_rows_f32_fn wh_add_rows_f32_avx2;
+wh_dot_rows_f32_fn wh_dot_rows_f32_avx2;
+wh_project_f32_fn wh_project_f32_avx2;
+#endif
+
 /* One row of function pointers per instruction set; chosen once per load(), see dispatch.c. */
 enum wh_isa { WH_ISA_SERIAL = 0, WH_ISA_AVX2 = 1, WH_ISA_NEON = 2 };
 struct wh_ops {
@@ -163,6 +184,9 @@ struct wh_ops {
     wh_cosine_i8_fn *cosine_i8;
     wh_gather_sum_f32_fn *gather_sum_f32;
     wh_dense_head_f32_fn *dense_head_f32;
+    wh_add_rows_f32_fn *add_rows_f32;
+    wh_dot_rows_f32_fn *dot_rows_f32;
+    wh_project_f32_fn *project_f32;
 };
 
 /* The best row this processor and operating system can run. */

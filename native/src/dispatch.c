@@ -8,12 +8,28 @@
 #endif
 
 static const struct wh_ops ops_serial = {
-    WH_ISA_SERIAL, "serial", wh_pool_i8_serial, wh_cosine_i8_serial, wh_gather_sum_f32_serial, wh_dense_head_f32_serial,
+    WH_ISA_SERIAL,
+    "serial",
+    wh_pool_i8_serial,
+    wh_cosine_i8_serial,
+    wh_gather_sum_f32_serial,
+    wh_dense_head_f32_serial,
+    wh_add_rows_f32_serial,
+    wh_dot_rows_f32_serial,
+    wh_project_f32_serial,
 };
 
 #if defined(WH_HAVE_AVX2)
 static const struct wh_ops ops_avx2 = {
-    WH_ISA_AVX2, "avx2", wh_pool_i8_avx2, wh_cosine_i8_avx2, wh_gather_sum_f32_serial, wh_dense_head_f32_avx2,
+    WH_ISA_AVX2,
+    "avx2",
+    wh_pool_i8_avx2,
+    wh_cosine_i8_avx2,
+    wh_gather_sum_f32_serial,
+    wh_dense_head_f32_avx2,
+    wh_add_rows_f32_avx2,
+    wh_dot_rows_f32_avx2,
+    wh_project_f32_avx2,
 };
 
 /* The processor has AVX2 and the operating system saves the upper register halves on a context switch.
@@ -43,7 +59,15 @@ static int can_run_avx2(void) {
 #if defined(WH_HAVE_NEON)
 /* Advanced SIMD is part of the armv8-a baseline: nothing to detect. */
 static const struct wh_ops ops_neon = {
-    WH_ISA_NEON, "neon", wh_pool_i8_neon, wh_cosine_i8_neon, wh_gather_sum_f32_serial, wh_dense_head_f32_serial,
+    WH_ISA_NEON,
+    "neon",
+    wh_pool_i8_neon,
+    wh_cosine_i8_neon,
+    wh_gather_sum_f32_serial,
+    wh_dense_head_f32_serial,
+    wh_add_rows_f32_serial,
+    wh_dot_rows_f32_serial,
+    wh_project_f32_serial,
 };
 #endif
 

@@ -4,22 +4,13 @@
  * lengths of its buffers before anything is read, raises ValueError for whatever does not fit, and has one exit that
  * releases what it acquired. Outputs are buffers of the caller, so no array is made here. The GIL stays held: the
  * longest call the gate makes is tens of microseconds, less than handing the lock over can cost. */
-#if defined(WH_WITHOUT_PYTHON_H)
-#include "stable_abi.h"
-#else
-#if !defined(Py_LIMITED_API)
-#define Py_LIMITED_API 0x030B0000
-#endif
-#include <Python.h>
-#endif
+#include "module.h"
 
 #include <stdbool.h>
 #include <string.h>
 
 #include "wh_capture.h"
 #include "wh_kernels.h"
-
-#define OPS_CAPSULE "whetherman_edge.kernels.ops"
 
 /* The buffer formats (struct module) one dtype may come with; sizes are checked besides, since 'l' is 4 or 8 bytes. */
 struct dtype {
@@ -445,8 +436,10 @@ cleanup:
 #define FASTCALL(function) {#function, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL}
 
 static PyMethodDef bound_methods[] = {
-    FASTCALL(pool_i8_into),       FASTCALL(cosine_i8_into),  FASTCALL(gather_sum_f32_into), FASTCALL(hash_ngrams_into),
-    FASTCALL(ngram_sum_f32_into), FASTCALL(forest_f32_into), FASTCALL(dense_head_f32_into),
+    FASTCALL(pool_i8_into),        FASTCALL(cosine_i8_into),       FASTCALL(gather_sum_f32_into),
+    FASTCALL(hash_ngrams_into),    FASTCALL(ngram_sum_f32_into),   FASTCALL(forest_f32_into),
+    FASTCALL(dense_head_f32_into), FASTCALL(wordpiece_index_into), FASTCALL(wordpiece_into),
+    FASTCALL(text_record_into),    FASTCALL(ngram_fields_into),    FASTCALL(gate_forward),
 };
 
 /* bind(isa: str) -> dict of functions; "best" takes what this machine can run. */

@@ -27,6 +27,7 @@ from whetherman_edge.gate.text_signals import (
     TextSignals,
     clip,
     literal_values,
+    n_numbers,
     name_words,
 )
 from whetherman_edge.gate.tool_signals import ToolReader, ToolsetSignals, ToolSignals
@@ -184,7 +185,7 @@ class Extractor:
         """Features of any view: no messages, no user turn and no tools are all fine."""
         step = self._step(chat)
         user, result, assistant, previous, system = step.user, step.result, step.assistant, step.previous, step.system
-        values = _structure(chat, step) + _user(user, step.values) + _assistant(chat, step) + _result(step)
+        values = _structure(chat, step) + user_scalars(user, step.values) + _assistant(chat, step) + _result(step)
         next_tool: Embedded = self._nothing
         mean: Embedded = self._nothing
         tool, following, probability = "", "", 0.0
@@ -326,7 +327,8 @@ def _structure(chat: ChatView, step: _Step) -> list[float]:
     ]
 
 
-def _user(user: TextSignals, values: frozenset[str]) -> list[float]:
+def user_scalars(user: TextSignals, values: frozenset[str]) -> list[float]:
+    """USER_NAMES of a text; ``values``: its literal ones."""
     text = user.text
     stripped = text.strip()
     n_chars = len(text)
@@ -338,17 +340,13 @@ def _user(user: TextSignals, values: frozenset[str]) -> list[float]:
         float(asks and stripped.endswith(QUESTION_MARKS)),
         float(asks),
         math.log1p(len(values)),
-        math.log1p(_n_numbers(values)),
+        math.log1p(n_numbers(values)),
         0.0 if text.isascii() else sum([c > "\x7f" for c in text]) / n_chars,
         float(stripped[:1].islower()),
         float(stripped[-1:] in (".", "。")),
         math.log1p(text.count(",")),
         float(":" in text),
     ]
-
-
-def _n_numbers(values: frozenset[str]) -> int:
-    return sum([not value.isalpha() and any(map(str.isdigit, value)) for value in values])
 
 
 def _assistant(chat: ChatView, step: _Step) -> list[float]:
@@ -498,7 +496,7 @@ def _next_hop(step: _Step, toolset: ToolsetSignals, fit: Fit) -> list[float]:
         _capped(hops),
         _capped(identifiers),
         _capped(max(0, len(first.required) - len(step.values))),
-        _capped(max(0, len(first.identifiers) - _n_numbers(step.values))),
+        _capped(max(0, len(first.identifiers) - n_numbers(step.values))),
     ]
 
 
@@ -514,7 +512,7 @@ def _fields(step: _Step, following: str) -> list[Field]:
         if text.text and (name != "result" or step.results):
             field = text.memo.get(name)
             if field is None:
-                field = text.memo[name] = Field(name, _hashable(text.text[limits]))
+                field = text.memo[name] = Field(name, hashable(text.text[limits]))
             found.append(field)
     if following:
         found.append(_name_field("next_tool", following))
@@ -529,7 +527,7 @@ def _user_fields(user: TextSignals, phase: int) -> list[Field]:
         text = user.text
         if "?" in text:
             text = text.replace("?", " qmark ")  # punctuation is no word to the hash
-        whole = _hashable(text)
+        whole = hashable(text)
         words = whole.split()
         found = []
         if words:
@@ -545,10 +543,11 @@ def _user_fields(user: TextSignals, phase: int) -> list[Field]:
 
 @lru_cache(maxsize=NAMES_CACHED_MAX)
 def _name_field(name: str, tool: str) -> Field:
-    return Field(name, _hashable(name_words(tool)))
+    return Field(name, hashable(name_words(tool)))
 
 
-def _hashable(text: str) -> bytes:
+def hashable(text: str) -> bytes:
+    """UTF-8 of a text with all digits made 0: what the n-grams of it are made of."""
     return text.encode("utf-8", "replace").translate(_ONE_DIGIT)
 
 

@@ -38,18 +38,18 @@ class NgramHead:
     """Logistic regression on hashed n-grams; a field counts weight/sqrt(n-grams + FIELD_SMOOTHING)."""
 
     def __init__(self, arrays: Arrays, kernels: Kernels) -> None:
-        self._weights = shaped(arrays, "ngram_weights", np.float32, (len(arrays["ngram_weights"]), 4))
-        self._bias: list[float] = shaped(arrays, "ngram_bias", np.float64, (4,)).tolist()
+        self.weights = shaped(arrays, "ngram_weights", np.float32, (len(arrays["ngram_weights"]), 4))
+        self.bias: list[float] = shaped(arrays, "ngram_bias", np.float64, (4,)).tolist()
         self._sum = kernels.ngram_sum_f32
-        self._sum(b"check", 1, NGRAM_ALL, self._weights)  # ValueError for a table that is no power of two
+        self._sum(b"check", 1, NGRAM_ALL, self.weights)  # ValueError for a table that is no power of two
 
     def logits(self, features: Features) -> list[float]:
         """Four logits, in the order of LABELS."""
-        act, answer, ask, decline = self._bias
+        act, answer, ask, decline = self.bias
         for field in features.fields:
             part = field.logits
             if part is None:
-                sums, count = self._sum(field.text, field.seed, field.modes, self._weights)
+                sums, count = self._sum(field.text, field.seed, field.modes, self.weights)
                 scale = field.weight / math.sqrt(count + FIELD_SMOOTHING)
                 part = field.logits = [value * scale for value in sums.tolist()]
             act += part[0]
@@ -65,7 +65,7 @@ class DenseHead:
     def __init__(self, arrays: Arrays, dim: int, kernels: Kernels) -> None:
         n, f32 = N_SCALARS, np.float32
         joined = N_SCALAR_UNITS + PROJECTIONS * (len(ALONE) + len(LEFT))
-        self._weights = DenseWeights(
+        self.weights = DenseWeights(
             mean=shaped(arrays, "scalar_mean", f32, (n,)),
             scale=shaped(arrays, "scalar_scale", f32, (n,)),
             scalar_weight=shaped(arrays, "dense_scalar_weight", f32, (n, N_SCALAR_UNITS)),
@@ -83,9 +83,14 @@ class DenseHead:
         )
         self._run = kernels.dense_head_f32
 
+    @property
+    def projection(self) -> npt.NDArray[np.float32]:
+        """(len(PROJECTED), dim, PROJECTIONS) float32."""
+        return self.weights.projection
+
     def logits(self, features: Features) -> list[float]:
         """Four logits, in the order of LABELS."""
-        logits: list[float] = self._run(features.scalars, features.dense, self._weights).tolist()
+        logits: list[float] = self._run(features.scalars, features.dense, self.weights).tolist()
         return logits
 
 

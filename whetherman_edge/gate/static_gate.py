@@ -21,8 +21,10 @@ from safetensors.numpy import load as load_safetensors
 
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
+from whetherman_edge.gate.compiled import CompiledGate
 from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, PHASES, SCALAR_NAMES, Extractor
 from whetherman_edge.gate.heads import Arrays, DenseHead, NgramHead, shaped
+from whetherman_edge.gate.records import pack_weights
 from whetherman_edge.gate.verdict import LABELS, Label, Verdict
 from whetherman_edge.kernels import Kernels
 from whetherman_edge.router.scorer import Scorer
@@ -68,6 +70,9 @@ class StaticGate:
         self._dense = DenseHead(arrays, scorer.table.dim, kernels)
         self._blend = shaped(arrays, "blend_weights", np.float64, (len(PHASES), 4 * N_HEADS, 4))
         self._bias = shaped(arrays, "blend_bias", np.float64, (len(PHASES), 4))
+        self._compiled: CompiledGate | None = None
+        if kernels.gate is not None:
+            self._compiled = CompiledGate(scorer, kernels.gate, self._ngrams, self._dense, self._packed(scorer))
 
     @classmethod
     def open(cls, scorer: Scorer, kernels: Kernels, path: Path | str | None = None) -> StaticGate:
@@ -95,6 +100,12 @@ class StaticGate:
 
     def judge(self, chat: ChatView) -> Verdict:
         """Calibrated probabilities for one request. Never raises on any view."""
+        if self._compiled is not None:
+            return self._compiled.judge(chat)
+        return self.judge_by_reference(chat)
+
+    def judge_by_reference(self, chat: ChatView) -> Verdict:
+        """``judge`` by way of ``features`` and ``heads``, also where the kernels are compiled."""
         features = self.extractor.extract(chat)
         inputs = _log_softmax(self._ngrams.logits(features)) + _log_softmax(self._dense.logits(features))
         phase = features.phase
@@ -107,6 +118,18 @@ class StaticGate:
             tool=features.tool,
             tool_probability=features.tool_probability,
             phase=phase,
+        )
+
+    def _packed(self, scorer: Scorer) -> bytes:
+        mix, calibration = scorer.weights
+        return pack_weights(
+            mix=mix,
+            calibration=calibration,
+            ngram_bias=self._ngrams.bias,
+            blend=self._blend,
+            blend_bias=self._bias,
+            dense=self._dense.weights,
+            fused=_FUSED_INDEX.tolist(),
         )
 
 

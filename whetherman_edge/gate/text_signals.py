@@ -126,10 +126,10 @@ class TextReader:
 
     def __init__(self, table: RouterTable) -> None:
         self._table = table
-        self._stems = StemTable(table.artifact, table.vocab_size)
+        self.stem_table = StemTable(table.artifact, table.vocab_size)
         self._texts: OrderedDict[str, TextSignals] = OrderedDict()
         self._results: OrderedDict[str, ResultSignals] = OrderedDict()
-        self.empty = TextSignals("", table, self._stems)
+        self.empty = TextSignals("", table, self.stem_table)
 
     def signals(self, text: str) -> TextSignals:
         """Signals of any text; it is clipped first."""
@@ -140,10 +140,14 @@ class TextReader:
         if found is not None:
             self._texts.move_to_end(clipped)
             return found
-        found = self._texts[clipped] = TextSignals(clipped, self._table, self._stems)
+        found = self._texts[clipped] = TextSignals(clipped, self._table, self.stem_table)
         if len(self._texts) > TEXTS_CACHED_MAX:
             self._texts.popitem(last=False)
         return found
+
+    def uncached(self, text: str) -> TextSignals:
+        """Signals of a text that is clipped already, for a caller that keeps what it makes of them."""
+        return TextSignals(text, self._table, self.stem_table)
 
     def result(self, text: str) -> ResultSignals:
         """Signals of a tool result; it is clipped first."""
@@ -152,14 +156,14 @@ class TextReader:
         if found is not None:
             self._results.move_to_end(clipped)
             return found
-        found = self._results[clipped] = _look_at_result(clipped)
+        found = self._results[clipped] = look_at_result(clipped)
         if len(self._results) > TEXTS_CACHED_MAX:
             self._results.popitem(last=False)
         return found
 
     def stems(self, text: str) -> Stems:
         """Weighted stems of a short text, not cached here."""
-        return self._stems.weights(self._table.token_list(text, TOKENS_MAX))
+        return self.stem_table.weights(self._table.token_list(text, TOKENS_MAX))
 
 
 def clip(text: str) -> str:
@@ -199,7 +203,13 @@ def literal_values(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _look_at_result(text: str) -> ResultSignals:
+def n_numbers(values: frozenset[str]) -> int:
+    """How many literal values hold a digit."""
+    return sum([not value.isalpha() and any(map(str.isdigit, value)) for value in values])
+
+
+def look_at_result(text: str) -> ResultSignals:
+    """Signals of a tool result, not cached; ``text`` is clipped already."""
     stripped = text.strip()
     lower = _CAMEL.sub(" ", stripped).lower()
     words = frozenset(_WORD.findall(lower)) | frozenset(re.findall(r"\w+", lower))

@@ -90,10 +90,14 @@ class ToolReader:
         if found is not None:
             self._sets.move_to_end(key)
             return found
-        found = self._sets[key] = _combine(key, [self._tool(tool) for tool in tools], slate)
+        found = self._sets[key] = self.combined(tools, slate, key)
         if len(self._sets) > TOOLSETS_CACHED_MAX:
             self._sets.popitem(last=False)
         return found
+
+    def combined(self, tools: Sequence[Tool], slate: Slate, key: bytes) -> ToolsetSignals:
+        """As ``toolset``, for a caller that keeps what it makes of it."""
+        return _combine(key, [self._tool(tool) for tool in tools], slate)
 
     def _tool(self, tool: Tool) -> ToolSignals:
         found = self._tools.get(tool.key)

@@ -40,6 +40,7 @@ __all__ = [
     "F32Matrix",
     "F32Vector",
     "F64Vector",
+    "GateKernels",
     "I8Matrix",
     "I32Vector",
     "Kernels",
@@ -74,10 +75,23 @@ class Forest(Protocol):
     ) -> F64Vector: ...
 
 
+class GateKernels(msgspec.Struct, frozen=True):
+    """The gate's hot path in C, as ``native/src/module_gate.c`` describes each function; the Python it follows is
+    ``router.table`` (word pieces), ``gate.records`` (text records), ``gate.heads`` and ``gate.features``.
+    """
+
+    wordpiece_index_into: Callable[..., int]
+    wordpiece_into: Callable[..., int | None]
+    text_record_into: Callable[..., int | None]
+    ngram_fields_into: Callable[..., int]
+    gate_forward: Callable[..., tuple[tuple[float, float, float, float], tuple[float, ...], int, float]]
+
+
 class Kernels(msgspec.Struct, frozen=True):
     """One set of kernels; each function is documented in ``kernels.reference``.
 
     ``backend``: who computes. ``isa``: "numpy", "serial", "avx2" or "neon". ``doctor`` prints both.
+    ``gate``: None where nothing is compiled.
     """
 
     backend: Literal["native", "reference"]
@@ -90,6 +104,7 @@ class Kernels(msgspec.Struct, frozen=True):
     ngram_sum_f32: Callable[[BytesLike, int, int, F32Matrix], tuple[F64Vector, int]]
     forest_f32: Forest
     dense_head_f32: Callable[[F32Vector, F32Matrix, DenseWeights], F64Vector]
+    gate: GateKernels | None = None
 
 
 def load(isa: str | None = None) -> Kernels:
@@ -104,7 +119,8 @@ def load(isa: str | None = None) -> Kernels:
     if wanted == "reference":
         return _reference()
     try:
-        return Kernels(backend="native", **native.bind(wanted))
+        functions = native.bind(wanted)
+        return Kernels(backend="native", gate=GateKernels(**functions.pop("gate")), **functions)
     except ImportError as exc:
         if wanted == "best":
             return _reference()

@@ -24,8 +24,11 @@ _I32, _U32, _F64 = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.float64)
 _F32 = np.dtype(np.float32)
 
 
+_GATE = ("wordpiece_index_into", "wordpiece_into", "text_record_into", "ngram_fields_into", "gate_forward")
+
+
 def bind(isa: str) -> dict[str, Any]:
-    """Functions bound to one instruction set, by name, and ``isa``, the name of the set.
+    """Functions bound to one instruction set, by name; ``isa``, its name; ``gate``, a dict of those of the gate.
 
     isa: "best", or a name such as "serial". Raises ImportError where the module is not built, ValueError where this
     machine does not run that set.
@@ -43,6 +46,7 @@ def bind(isa: str) -> dict[str, Any]:
         "ngram_sum_f32": _ngram_sum_f32(compiled["ngram_sum_f32_into"]),
         "forest_f32": _forest_f32(compiled["forest_f32_into"]),
         "dense_head_f32": _dense_head_f32(compiled["dense_head_f32_into"]),
+        "gate": {name: compiled[name] for name in _GATE},
     }
 
 

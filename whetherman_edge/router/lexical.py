@@ -75,6 +75,14 @@ class Postings:
             for cls, cells in gathered.items()
         }
 
+    def cells(self) -> dict[int, list[tuple[int, float, float]]]:
+        """For each stem class the tools that have it, each with its (covered, own) contributions."""
+        found: dict[int, list[tuple[int, float, float]]] = {}
+        for cls, (at, value) in self._places.items():
+            n = len(at) // 2
+            found[cls] = list(zip(at[:n].tolist(), value[:n].tolist(), value[n:].tolist(), strict=True))
+        return found
+
     def score(self, query: Stems) -> F64Array:
         """Lexical score of each tool: (n_tools,) float64."""
         n = self.n_tools

@@ -124,6 +124,15 @@ class Scorer:
         probability = softmax(logit * scale)
         return Scores(logit, by_channel[0], by_channel[1], by_channel[2], lexical, probability)
 
+    def known_scores(self, query: str, pooled: I32Vector) -> F64Vector:
+        """Scores of the known tools (``IdentityHead``), empty without that head.  pooled: (dim,) int32."""
+        return self._head.scores(query, pooled, self.kernels) if self._head is not None else np.zeros(0)
+
+    @property
+    def weights(self) -> tuple[F64Vector, tuple[float, float, float]]:
+        """The channels' mixing weights; the softmax's scale, its slope in log n, its factor with known tools."""
+        return self._mix, (self._scale, self._scale_log_n, self._scale_known)
+
     def route(self, query: str, options: Mapping[str, str | Mapping[str, Any] | None]) -> Choice:
         """Choose one of ``options``. Raises RequestError (a ValueError) for anything out of contract."""
         check_query(query)

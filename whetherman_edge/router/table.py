@@ -1,9 +1,10 @@
 """Text to pooled int8 rows: WordPiece ids and the static embedding table.
 
-Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. For ASCII text a cache stands
-in front of it: BERT's pre-tokeniser splits at white space (and around each punctuation mark), and WordPiece then
-works on one word at a time, so the ids of a text are the ids of its pieces between white space. Everything else
-(accents, CJK, control characters, a literal ``[MASK]``) goes through the library.
+Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. Plain ASCII text is cut by the
+compiled kernel. Where nothing is compiled a cache stands in front of the library: BERT's pre-tokeniser splits at white
+space (and around each punctuation mark), and WordPiece then works on one word at a time, so the ids of a text are those
+of its pieces. Everything else (accents, CJK, control characters, a literal ``[MASK]``) goes through the library, which
+is loaded when it is first needed: it brings its own copy of the vocabulary.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from whetherman_edge.kernels import Kernels, load
 from whetherman_edge.router.artifact import Artifact, fault, open_artifact
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 I8Matrix = npt.NDArray[np.int8]
 I32Vector = npt.NDArray[np.int32]
@@ -58,6 +58,11 @@ def chunks_of(text: str) -> list[str] | None:
 
 def library_tokenizer(vocabulary: bytes) -> Tokenizer:
     """The `tokenizers` WordPiece for a newline-separated vocabulary, as potion's tokenizer.json configures it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+
     tokens = vocabulary.decode("utf-8").split("\n")
     tokenizer = Tokenizer(
         WordPiece({t: i for i, t in enumerate(tokens)}, unk_token="[UNK]", max_input_chars_per_word=100)
@@ -78,14 +83,40 @@ class RouterTable:
         self.kernels = kernels
         self.rows: I8Matrix = artifact.array("table", "I8", 2)
         self.vocab_size, self.dim = self.rows.shape
-        vocabulary = artifact.text("vocab")
-        if vocabulary.count(b"\n") + 1 != self.vocab_size:
+        vocabulary = artifact.array("vocab", "U8", 1)
+        n_lines = np.count_nonzero(vocabulary == ord("\n")) + 1
+        if n_lines != self.vocab_size:
             raise fault(artifact.path, f"vocabulary and table differ in length ({self.vocab_size} rows)")
-        try:
-            self._library = library_tokenizer(vocabulary)
-        except Exception as exc:  # the library raises bare Exception for a bad vocabulary
-            raise fault(artifact.path, "vocabulary cannot be read") from exc
         self._chunks: dict[str, tuple[int, ...]] = {}
+        self._loaded: Tokenizer | None = None
+        self._pieces = kernels.gate.wordpiece_into if kernels.gate is not None else None
+        if kernels.gate is None:
+            self._library  # noqa: B018  # a bad vocabulary shows itself now
+        else:
+            self._offsets = np.zeros(self.vocab_size + 1, dtype=np.int32)
+            self._slots = np.zeros(1 << (2 * self.vocab_size).bit_length(), dtype=np.int32)
+            self._room = np.zeros(TOKENS_MAX, dtype=np.int32)
+            lines = artifact.text("vocab").split(b"\n")
+            if b"[UNK]" not in lines:
+                raise fault(artifact.path, "vocabulary cannot be read")
+            kernels.gate.wordpiece_index_into(vocabulary, self.vocab_size, self._offsets, self._slots)
+            self._vocabulary = (vocabulary.data, self._offsets, self._slots, lines.index(b"[UNK]"))
+
+    @property
+    def _library(self) -> Tokenizer:
+        if self._loaded is None:
+            try:
+                self._loaded = library_tokenizer(self.artifact.text("vocab"))
+            except Exception as exc:  # the library raises bare Exception for a bad vocabulary
+                raise fault(self.artifact.path, "vocabulary cannot be read") from exc
+        return self._loaded
+
+    def wordpiece_tables(self) -> tuple[memoryview, I32Vector, I32Vector, int]:
+        """What ``GateKernels.wordpiece_into`` takes behind the text: vocabulary, offsets, slots, id of [UNK].
+
+        Only with compiled kernels.
+        """
+        return self._vocabulary
 
     @classmethod
     def open(cls, path: Path | str | None = None, kernels: Kernels | None = None) -> RouterTable:
@@ -102,6 +133,12 @@ class RouterTable:
         """WordPiece ids of ``text`` without special tokens, at most ``tokens_max``."""
         if len(text) > tokens_max * CHARS_PER_TOKEN_MAX:
             text = text[: tokens_max * CHARS_PER_TOKEN_MAX]
+        if self._pieces is not None and text.isascii():
+            if tokens_max > len(self._room):
+                self._room = np.zeros(tokens_max, dtype=np.int32)
+            count = self._pieces(text.encode(), *self._vocabulary, self._room)
+            if count is not None:
+                return self._room[: min(count, tokens_max)].tolist()  # type: ignore[no-any-return]
         chunks = chunks_of(text)
         if chunks is None:
             return self._library_ids(text)[:tokens_max]
