@@ -63,15 +63,20 @@ def _run(parsed: argparse.Namespace) -> int:
     if gate.fault:
         raise EnvironmentFault(gate.fault)
     gate.check_profiles(config)
-    gate.warm_up()
-    with _input(parsed.file) as source, _output(parsed.out) as sink, asyncio.Runner() as runner:
-        if parsed.jsonl:
-            return _lines(gate, runner, source, sink)
-        try:
-            record = runner.run(_decide(gate, source.read()))
-        except RequestError as exc:
-            raise RequestError(described(exc), exc.loc, exc.kind) from exc
-        sink.write(_encode(record) + b"\n")
+    with contextlib.closing(gate):
+        gate.start()
+        fault = gate.await_backbone()
+        if fault and config.engine == "gemma":
+            sys.stderr.write(f"whetherman-edge: the static stage decides alone: {fault}\n")
+        gate.warm_up()
+        with _input(parsed.file) as source, _output(parsed.out) as sink, asyncio.Runner() as runner:
+            if parsed.jsonl:
+                return _lines(gate, runner, source, sink)
+            try:
+                record = runner.run(_decide(gate, source.read()))
+            except RequestError as exc:
+                raise RequestError(described(exc), exc.loc, exc.kind) from exc
+            sink.write(_encode(record) + b"\n")
     return 0
 
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Mapping
+from typing import Any
 
 from whetherman_edge.config import Config
 from whetherman_edge.dialects import openai_chat
 from whetherman_edge.dialects.chat import ChatView, Message, Tool
 from whetherman_edge.dialects.tool_cache import ToolCache
-from whetherman_edge.engine import Router, StaticEngine
+from whetherman_edge.engine import Router, StagedEngine, StaticEngine, open_engine
 from whetherman_edge.errors import ArtifactError, ProfileError, ProfileNotFound
 from whetherman_edge.gate.policy import PolicySettings
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.profiles.schema import Profile, Tau, check_engine, check_features
-from whetherman_edge.profiles.store import Check, ProfileStore
+from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.profiles.store import ProfileStore
+from whetherman_edge.proxy.breaker import Breaker
 from whetherman_edge.proxy.gating import Gating, Judge
 from whetherman_edge.proxy.learned import Learned
 from whetherman_edge.proxy.sessions import Sessions
+from whetherman_edge.router.decision import Choice
 
 log = logging.getLogger(__name__)
+
+Engine = StaticEngine | StagedEngine
 
 
 class MissingEngine:
@@ -33,7 +39,7 @@ class MissingEngine:
     def __init__(self, fault: str) -> None:
         self._fault = fault
 
-    def judge(self, _chat: ChatView, _deadline_s: float) -> Verdict:
+    def judge(self, _chat: ChatView, _deadline_s: float, _profile: Profile | None = None) -> Verdict:
         """Always raises ArtifactError."""
         raise ArtifactError(self._fault)
 
@@ -55,7 +61,7 @@ class Gate:
         judge: Judge,
         *,
         router: Router | None = None,
-        engine: StaticEngine | None = None,
+        engine: Engine | None = None,
         fault: str = "",
         deadline: bool = True,
     ) -> None:
@@ -63,12 +69,15 @@ class Gate:
         self.router = router
         self.engine = engine
         self.fault = fault
+        self._counters = counters
         self.learned = Learned("unknown" if config.upstream_kind == "auto" else config.upstream_kind)
         self._tools = ToolCache()
-        self._profiles = ProfileStore(check=_fits(engine) if engine is not None else None)
+        self._profiles = ProfileStore(check=engine.fits if engine is not None else None)
+        self._deadline_s = config.gate_deadline_ms / 1e3 if deadline else math.inf
         settings = PolicySettings(
             fused_names=judge.fused_names,
             default_tau=judge.default_tau,
+            fallback_tau=engine.fallback_tau if isinstance(engine, StagedEngine) else None,
             force=config.force,
             loop_guard=config.loop_guard,
         )
@@ -81,7 +90,7 @@ class Gate:
             learned=self.learned,
             sessions=Sessions(),
             counters=counters,
-            deadline_s=config.gate_deadline_ms / 1e3 if deadline else None,
+            deadline_s=self._deadline_s if deadline else None,
         )
 
     def view(self, body: bytes) -> ChatView:
@@ -90,7 +99,7 @@ class Gate:
 
     async def verdict_on(self, body: bytes) -> Verdict:
         """The verdict on a chat body. Raises ViewError; ArtifactError without an engine."""
-        verdict = self.judge.judge(self.view(body), math.inf)
+        verdict = self.judge.judge(self.view(body), time.monotonic() + self._deadline_s)
         return verdict if isinstance(verdict, Verdict) else await verdict
 
     def check_profiles(self, config: Config) -> None:
@@ -107,14 +116,62 @@ class Gate:
             except (ProfileNotFound, ProfileError) as exc:
                 log.warning("event=profile_unusable name=%s detail=%r", name, str(exc))
 
+    def start(self) -> None:
+        """Begin to open the backbone, where the engine has one; returns at once."""
+        if isinstance(self.engine, StagedEngine) and self.engine.stage is not None:
+            self.engine.stage.start()
+
+    def close(self) -> None:
+        """End the backbone; blocks for some seconds at most."""
+        if isinstance(self.engine, StagedEngine) and self.engine.stage is not None:
+            self.engine.stage.stop()
+
+    def await_backbone(self) -> str:
+        """Wait until the backbone can be asked, for commands; why it cannot, or "" (also for the static engine)."""
+        engine = self.engine
+        if not isinstance(engine, StagedEngine) or engine.stage is None:
+            return engine.fault if isinstance(engine, StagedEngine) else ""
+        return engine.stage.settled()
+
+    def backbone(self) -> dict[str, str]:
+        """What ``/health`` says of the backbone: ``state`` and ``detail``; "off" with the static engine."""
+        if not isinstance(self.engine, StagedEngine):
+            return {"state": "off", "detail": ""}
+        return {"state": self.engine.state, "detail": self.engine.fault}
+
+    async def second_opinion(self, query: str, options: Mapping[str, Any], choice: Choice) -> Choice:
+        """A choice of the router's, with the backbone's part in it where that has one in time."""
+        chooser = self.engine.chooser if isinstance(self.engine, StagedEngine) else None
+        if chooser is None:
+            return choice
+        return await chooser.second_opinion(query, options, choice, time.monotonic() + self._deadline_s)
+
+    def count(self) -> None:
+        """Bring the backbone's counts into the counters."""
+        stage = self.engine.stage if isinstance(self.engine, StagedEngine) else None
+        ready = stage is not None and stage.state == "ready"
+        self._counters.set_gauge("backbone_ready", float(ready), "1 when the backbone can be asked")
+        if stage is None:
+            return
+        counts, counters = stage.counts, self._counters
+        counters.set_gauge("backbone_queue", stage.waiting, "prompts waiting for the backbone worker")
+        counters.set_total("backbone_jobs_total", counts.jobs)
+        counters.set_total("backbone_prefix_hits_total", counts.prefix_hits)
+        counters.set_total("backbone_results_reused_total", counts.answered_from_results)
+        counters.set_total("backbone_aborted_total", counts.aborted)
+        reused = max(counts.tokens_prompt - counts.tokens_decoded, 0)
+        counters.set_total("backbone_tokens_total", counts.tokens_decoded, (("source", "decoded"),))
+        counters.set_total("backbone_tokens_total", reused, (("source", "reused"),))
+
     def warm_up(self) -> None:
         """Judge once, so that the first request pays for no lazy import and no cold table."""
-        if self.engine is None:
+        engine = self.engine.static if isinstance(self.engine, StagedEngine) else self.engine
+        if engine is None:
             return
         tool = Tool(name="search_web", description="Search the web.", parameters=(), key=b"\0" * 16)
         user = Message(role="user", text="What is the capital of France? Please look it up.")
         chat = ChatView(dialect="openai_chat", model="", messages=(user,), tools=(tool,), toolset_key=b"\0" * 16)
-        self.engine.judge(chat, math.inf)
+        engine.judge(chat, math.inf)
 
 
 def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> Gate:
@@ -122,19 +179,20 @@ def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> G
     router: Router | None = None
     try:
         router = Router()
-        if config.engine == "gemma":
-            raise ArtifactError("engine: expected the gemma backbone, this build has none; use --engine static or auto")
-        engine = StaticEngine(router)
+        static = StaticEngine(router)
+        engine: Engine = static
+        if config.engine != "static":
+            breaker = Breaker(config.breaker_failures, time.monotonic) if deadline else None
+            engine = open_engine(
+                config.engine,
+                static,
+                router.table.sha256,
+                breaker=breaker,
+                count=lambda outcome: counters.add("backbone_requests_total", (("outcome", outcome),)),
+                threads=config.backbone_threads,
+            )
+            if engine.stage is None:
+                log.warning("event=backbone_unusable detail=%r hint=the_static_stage_serves", engine.fault)
     except ArtifactError as exc:
         return Gate(config, counters, MissingEngine(str(exc)), router=router, fault=str(exc), deadline=deadline)
     return Gate(config, counters, engine, router=router, engine=engine, deadline=deadline)
-
-
-def _fits(engine: StaticEngine) -> Check:
-    """Checks that a profile was fitted on the artifact that is loaded."""
-
-    def check(profile: Profile, name: str) -> None:
-        check_engine(profile, name, "static", engine.sha256)
-        check_features(profile, name, engine.fused_names)
-
-    return check

@@ -35,6 +35,7 @@ _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _DeadlineMs = Annotated[int, msgspec.Meta(ge=1, le=GATE_DEADLINE_MS_MAX)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1024, le=1 << 31)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
+_Threads = Annotated[int, msgspec.Meta(ge=0, le=64)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
@@ -65,6 +66,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     always_keep: tuple[str, ...] = ()
     never_gate_models: tuple[str, ...] = ()
     gate_deadline_ms: _DeadlineMs = 250
+    backbone_threads: _Threads = 0
     gate_body_bytes_max: _Bytes = 8 << 20
     body_bytes_max: _Bytes = 64 << 20
     connect_timeout_s: _Seconds = 10.0
@@ -97,13 +99,14 @@ DOCS: dict[str, str] = {
     "profile": "profile used when neither the request nor [agents] names one",
     "agents": "table: model name or glob = profile name",
     "mode": "off, shadow or enforce; unset: enforce where a calibrated profile allows it, else shadow",
-    "engine": "static, gemma or auto",
+    "engine": "static, gemma (the backbone judges every request), or auto (where the static stage is unsure)",
     "force": "ACT, ANSWER, ASK or DECLINE: fixes the verdict; for tests of the wiring only",
     "intervention": "auto (per upstream kind and profile), note, none, strip, prefill or prune",
     "loop_guard": "steer to a text answer when the same call came back with the same result twice",
     "always_keep": "tool name globs that no trim removes",
     "never_gate_models": "model name globs that are relayed ungated",
     "gate_deadline_ms": "the gate's time; past it the request goes out as it came",
+    "backbone_threads": "threads of the backbone; 0: one a core, at most 4",
     "gate_body_bytes_max": "larger bodies are relayed ungated",
     "body_bytes_max": "larger bodies on gated paths are refused with 413",
     "connect_timeout_s": "time to reach the upstream; there is no read timeout",

@@ -99,6 +99,8 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
             log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", config.force)
         gate.check_profiles(config)
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, gate.close)
+            gate.start()
             target = await _target(config, gate, stack)
             upstream = Upstream(
                 target, connect_timeout_s=config.connect_timeout_s, idle_timeout_s=config.idle_timeout_s
@@ -182,7 +184,8 @@ async def _decision_socket(listener: socket.socket | None, gate: Gate, stack: co
     async def route(query: str, options: Mapping[str, Any]) -> Choice:
         if gate.router is None:
             raise UsageError(gate.fault)
-        return await gate.router.route(query, options)
+        choice = await gate.router.route(query, options)
+        return await gate.second_opinion(query, options, choice)
 
     async def decide_one(body: bytes, profile: str) -> decide.Record:
         return await decide.decide(gate.gating, {"x-whetherman-profile": profile} if profile else {}, body)
@@ -207,7 +210,7 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> 
     serve_systemone = (
         UpstreamFirst(systemone, exchange).handle if config.prefer_upstream_systemone else systemone.handle
     )
-    health = Health(upstream, gate.learned, counters, lambda: gate.fault, __version__)
+    health = Health(upstream, gate.learned, counters, lambda: gate.fault, __version__, gate.backbone, gate.count)
     guard = Guard(
         host=config.host,
         api_key=config.api_key,

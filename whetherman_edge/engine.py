@@ -1,4 +1,4 @@
-"""The engines on the daemon's side of the gate: the ToolRouter, and the static gate that stands on it.
+"""The engines on the daemon's side of the gate: the ToolRouter, the static gate that stands on it, and the backbone's.
 
 Everything of the daemon that imports numpy is behind this module, so that ``proxy`` does not import it (STYLE 1).
 """
@@ -6,21 +6,39 @@ Everything of the daemon that imports numpy is behind this module, so that ``pro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from whetherman_edge.dialects.chat import ChatView
+import msgspec
+import numpy as np
+
+from whetherman_edge.backbone import install
+from whetherman_edge.backbone.head import Heads, open_heads
+from whetherman_edge.backbone.manifest import Manifest, read_manifest
+from whetherman_edge.backbone.stage import Breaker, NoBreaker, Outcome, Stage
+from whetherman_edge.backbone.worker import Worker, WorkerSettings
+from whetherman_edge.dialects.chat import ChatView, Message, Parameter, Tool
+from whetherman_edge.errors import ArtifactError, EnvironmentFault
+from whetherman_edge.gate.fusion import Fusion, Opinion, route_logits
+from whetherman_edge.gate.policy import calibrated
 from whetherman_edge.gate.static_gate import FUSED_NAMES, StaticGate
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.kernels import load
-from whetherman_edge.profiles.schema import Tau
+from whetherman_edge.profiles.schema import Profile, Tau, check_engine, check_features
 from whetherman_edge.router.card import cards_of
 from whetherman_edge.router.decision import Choice
-from whetherman_edge.router.scorer import Scorer
+from whetherman_edge.router.scorer import Scorer, softmax
 from whetherman_edge.router.table import RouterTable
 
 # Options embedded in one go: 16 new ones take about a millisecond, 255 would hold every other request for 20.
 ROUTE_PORTION = 16
+# Choices of tools that the ToolRouter is less sure of are put to the backbone too.
+ROUTE_ASK_BELOW = 0.9
+# Decoding is memory-bound: a fifth core adds little, and the agent's own model server wants some.
+BACKBONE_THREADS_MAX = 4
 
 
 class Router:
@@ -57,12 +75,201 @@ class StaticEngine:
         tau = self._gate.default_tau
         self.default_tau = Tau(answer=tau.get("ANSWER"), ask=tau.get("ASK"), decline=tau.get("DECLINE"))
 
-    def judge(self, chat: ChatView, _deadline_s: float) -> Verdict:
+    def judge(self, chat: ChatView, _deadline_s: float, _profile: Profile | None = None) -> Verdict:
         """The static verdict."""
         return self._gate.judge(chat)
+
+    def fits(self, profile: Profile, name: str) -> None:
+        """Raise ProfileError unless the profile was fitted on this gate."""
+        check_engine(profile, name, "static", self.sha256)
+        check_features(profile, name, self.fused_names)
 
     def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:
         """The ToolRouter's view of the offered tools, for the last user message."""
         query = chat.messages[chat.last_user_index].text if chat.last_user_index >= 0 else ""
         scores = self._scorer.score(query, self._scorer.slate(chat.tools, chat.toolset_key))
         return {tool.name: float(p) for tool, p in zip(chat.tools, scores.probability, strict=True)}
+
+
+class Chooser:
+    """Which tool, by the ToolRouter and the pointer head together. ``name``: "gemma" or "auto"."""
+
+    def __init__(self, name: str, stage: Stage) -> None:
+        self._name = name
+        self._stage = stage
+
+    async def second_opinion(self, query: str, options: Mapping[str, Any], choice: Choice, deadline_s: float) -> Choice:
+        """The ToolRouter's ``choice`` put together with the pointer head's; unchanged where that says nothing in time.
+
+        "auto" asks only about choices that the ToolRouter is unsure of. ``options``: as ``Router.route`` took them.
+        """
+        weights = self._stage.route_fusion
+        if weights is None or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
+            return choice
+        reading = await self._stage.read(_chat_of(query, options), deadline_s)
+        if reading is None:
+            return choice
+        pointer = dict(zip(reading.tool_names, reading.tool_logits.tolist(), strict=True))
+        if len(pointer) < len(choice.probabilities):  # more tool lines than the prompt has room for
+            return choice
+        names = list(choice.probabilities)
+        static = np.log(np.maximum(list(choice.probabilities.values()), 1e-12))
+        p = softmax(route_logits([pointer[name] for name in names], static, weights))
+        best = int(p.argmax())
+        return Choice(names[best], dict(zip(names, p.tolist(), strict=True)), float(p[best]))
+
+    def close(self) -> None:
+        """End the stage."""
+        self._stage.stop()
+
+
+class StagedEngine:
+    """Static stage first, the backbone where that is not decisive ("auto") or always ("gemma").
+
+    A judge that answers at once where the static stage suffices, else within the deadline: with the fused verdict, or
+    with the static one, marked as a fallback, when the backbone is late, resting or not there. ``name``: "gemma" or
+    "auto". ``stage`` None: the backbone's artifact cannot be used, ``fault`` says why.
+    """
+
+    def __init__(
+        self, name: str, static: StaticEngine, stage: Stage | None, fusion: Fusion | None, fault: str = ""
+    ) -> None:
+        self.name = name
+        self.static = static
+        self.stage = stage
+        self._fusion = fusion
+        self._fault = fault
+        self.sha256 = static.sha256
+        self.fused_names = FUSED_NAMES
+        self.default_tau = self.fallback_tau = static.default_tau
+        self.chooser = Chooser(name, stage) if stage is not None else None
+        self._low, self._high = 0.0, 1.0
+        if stage is not None:
+            tau, band = stage.manifest.default_tau, stage.manifest.ask_band
+            self.default_tau = Tau(answer=tau.answer, ask=tau.ask, decline=tau.decline)
+            if name == "auto":
+                self._low, self._high = band.low, band.high
+
+    @property
+    def fault(self) -> str:
+        """Why the backbone does not answer now; "" when it does."""
+        return self._fault or (self.stage.fault if self.stage is not None else "")
+
+    @property
+    def state(self) -> str:
+        """Where the backbone stands: a ``backbone.stage.State``."""
+        return self.stage.state if self.stage is not None else "failed"
+
+    def fits(self, profile: Profile, name: str) -> None:
+        """Raise ProfileError unless the profile was fitted on what is loaded: the static stage, or both together."""
+        if profile.engine.name == "gemma" and self.stage is not None:
+            check_engine(profile, name, "gemma", self.stage.manifest.sha256)
+        else:
+            self.static.fits(profile, name)
+        check_features(profile, name, self.fused_names)
+
+    def judge(self, chat: ChatView, deadline_s: float, profile: Profile | None = None) -> Verdict | Awaitable[Verdict]:
+        """The static verdict at once, or the fused one, awaited. Raises ProfileError."""
+        static = self.static.judge(chat, deadline_s, profile)
+        stage, fusion = self.stage, self._fusion
+        if profile is not None and profile.engine.name == "static":
+            return static
+        if stage is None or fusion is None or not stage.is_open:
+            return msgspec.structs.replace(static, fallback=True)
+        p_need = calibrated(static, profile, self.fused_names)[0]
+        if not self._low <= 1.0 - p_need <= self._high:
+            return static
+        return self._fused(chat, static, stage, fusion, deadline_s)
+
+    async def _fused(self, chat: ChatView, static: Verdict, stage: Stage, fusion: Fusion, deadline_s: float) -> Verdict:
+        reading = await stage.read(chat, deadline_s)
+        if reading is None:
+            return msgspec.structs.replace(static, fallback=True)
+        opinion = Opinion(reading.log_p)
+        if len(reading.tool_p):
+            best = int(reading.tool_p.argmax())
+            opinion = Opinion(reading.log_p, float(reading.tool_p[best]), reading.none_p, reading.tool_names[best])
+        return fusion.verdict(static, opinion)
+
+    def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:
+        """The ToolRouter's: asked for in the middle of a request, when there is no time for another pass."""
+        return self.static.tool_probabilities(chat)
+
+
+def open_engine(
+    name: str,
+    static: StaticEngine,
+    router_sha256: str,
+    *,
+    breaker: Breaker | None = None,
+    count: Callable[[Outcome], None] = lambda _outcome: None,
+    threads: int = 0,
+) -> StagedEngine:
+    """The engine "gemma" or "auto" on the packaged backbone artifact; its stage is not started yet.
+
+    An artifact that is missing or does not fit makes an engine without a stage, which serves the static verdicts.
+    ``threads``: 0 for as many as there are cores, up to BACKBONE_THREADS_MAX.
+    """
+    try:
+        manifest = read_manifest()
+        manifest.check_stages(static.sha256, router_sha256)
+        heads = open_heads(manifest)
+        fusion = Fusion(heads.fusion_weights, heads.fusion_bias)
+    except (ArtifactError, ValueError) as exc:
+        return StagedEngine(name, static, None, None, str(exc))
+    stage = _stage(manifest, heads, name, breaker or NoBreaker(), count, threads)
+    return StagedEngine(name, static, stage, fusion)
+
+
+def open_chooser(name: str, router_sha256: str) -> Chooser:
+    """The backbone's part in a choice of tools, started and waited for. Raises ArtifactError, EnvironmentFault."""
+    manifest = read_manifest()
+    manifest.check_stages(manifest.gate_static_sha256, router_sha256)
+    stage = _stage(manifest, open_heads(manifest), name, NoBreaker(), lambda _outcome: None, 0)
+    if stage.route_fusion is None:
+        raise ArtifactError("the backbone artifact has no pointer head, which says which tool")
+    stage.start()
+    fault = stage.settled()
+    if fault:
+        stage.stop()
+        raise EnvironmentFault(fault)
+    return Chooser(name, stage)
+
+
+def _stage(
+    manifest: Manifest, heads: Heads, name: str, breaker: Breaker, count: Callable[[Outcome], None], threads: int
+) -> Stage:
+    settings = WorkerSettings(
+        layer=manifest.layer,
+        n_threads=threads or min(BACKBONE_THREADS_MAX, n_cores()),
+        tools_max=manifest.tools_max,
+        dialogue_max=manifest.dialogue_max,
+    )
+    return Stage(
+        manifest,
+        heads,
+        locate=partial(install.require_backbone, manifest),
+        make_worker=partial(_worker, settings),
+        breaker=breaker,
+        count=count,
+        required=name == "gemma",
+    )
+
+
+def _worker(settings: WorkerSettings, path: Path) -> Worker:
+    return Worker(path, settings)
+
+
+def n_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _chat_of(query: str, options: Mapping[str, Any]) -> ChatView:
+    """Options of a choice as the tools of a dialogue of one turn."""
+    tools = tuple(
+        Tool(card.name, card.description, tuple(Parameter(name) for name in card.parameters), card.key)
+        for card in cards_of(options)
+    )
+    key = b"".join(tool.key for tool in tools)
+    return ChatView("route", "", (Message("user", query),), tools, key)

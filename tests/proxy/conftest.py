@@ -49,7 +49,14 @@ def serve(upstream: FakeUpstream) -> Serve:
 
     @contextlib.asynccontextmanager
     async def run(**keys) -> AsyncIterator[str]:
-        values = {"port": 0, "upstream": upstream.url, "upstream_kind": "openai", "drain_timeout_s": 0.2, **keys}
+        values = {
+            "port": 0,
+            "engine": "static",
+            "upstream": upstream.url,
+            "upstream_kind": "openai",
+            "drain_timeout_s": 0.2,
+            **keys,
+        }
         listens = {"listen": "flag"} if "listen" in keys else {"port": "flag"}
         async with daemon.running(Loaded(config=Config(**values), origins=listens)) as urls:
             yield urls[0]

@@ -53,6 +53,7 @@ class Heads:
         self.bias = _array(arrays, "head_bias", (len(CLASSES),))
         self.fusion_weights = _array(arrays, "fusion_weights", (None, None, len(CLASSES)))
         self.fusion_bias = _array(arrays, "fusion_bias", (self.fusion_weights.shape[0], len(CLASSES)))
+        self.route_fusion: tuple[float, float, float] | None = None
         self.has_pointer = "pointer_query" in arrays
         if self.has_pointer:
             query = _array(arrays, "pointer_query", (None, self.width))
@@ -61,11 +62,9 @@ class Heads:
             self._bilinear = (query.T @ key) / math.sqrt(len(query))
             self._none_weight = _array(arrays, "pointer_none_weight", (self.width,))
             self._none_bias = float(_array(arrays, "pointer_none_bias", (1,))[0])
-            self.route_fusion = (
-                tuple(_array(arrays, "route_fusion", (3,)).tolist()) if "route_fusion" in arrays else None
-            )
-        else:
-            self.route_fusion = None
+            if "route_fusion" in arrays:
+                a, b, c = _array(arrays, "route_fusion", (3,)).tolist()
+                self.route_fusion = (a, b, c)
 
     def log_probabilities(self, last: F32Vector) -> list[float]:
         """Log-softmax of the class head, in the order of CLASSES. last: (width,) float32.

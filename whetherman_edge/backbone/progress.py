@@ -17,8 +17,8 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """One line of text."""
 
-    def begin(self, label: str, total_bytes: int, done_bytes: int) -> None:
-        """Starts a step; ``done_bytes`` are there already and do not count for the rate."""
+    def begin(self, label: str, total_bytes: int, done_bytes: int, unit: str = "bytes") -> None:
+        """Starts a step; ``done_bytes`` are there already and do not count for the rate. ``unit``: what is counted."""
 
     def at(self, done_bytes: int) -> None:
         """Where the step is now."""
@@ -31,7 +31,7 @@ class Silent:
     """Reports nothing."""
 
     def note(self, text: str) -> None: ...
-    def begin(self, label: str, total_bytes: int, done_bytes: int) -> None: ...
+    def begin(self, label: str, total_bytes: int, done_bytes: int, unit: str = "bytes") -> None: ...
     def at(self, done_bytes: int) -> None: ...
     def end(self) -> None: ...
 
@@ -42,7 +42,7 @@ class ConsoleProgress:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
-        self._label = ""
+        self._label, self._unit = "", "bytes"
         self._total_bytes = self._first_bytes = self._shown_bytes = 0
         self._start_s = self._next_s = 0.0
         self._drawn = 0
@@ -52,8 +52,8 @@ class ConsoleProgress:
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
-    def begin(self, label: str, total_bytes: int, done_bytes: int) -> None:
-        self._label, self._total_bytes = label, total_bytes
+    def begin(self, label: str, total_bytes: int, done_bytes: int, unit: str = "bytes") -> None:
+        self._label, self._total_bytes, self._unit = label, total_bytes, unit
         self._first_bytes = self._shown_bytes = done_bytes
         self._start_s = time.monotonic()
         self._next_s = self._start_s + (0.0 if self._terminal else LOG_INTERVAL_S)
@@ -86,6 +86,9 @@ class ConsoleProgress:
         elapsed_s = max(now_s - self._start_s, 1e-6)
         rate = (self._shown_bytes - self._first_bytes) / elapsed_s
         left = (self._total_bytes - self._shown_bytes) / rate if rate > 0 else None
+        if self._unit != "bytes":
+            pace = "" if left is None else f", about {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
+            return f"{self._label}: {self._shown_bytes} of {self._total_bytes} {self._unit} ({share:.0%}){pace}"
         pace = "" if left is None else f", {human_bytes(int(rate))}/s, {left:.0f} s left"
         shown, total = human_bytes(self._shown_bytes), human_bytes(self._total_bytes)
         return f"{self._label}: {shown} of {total} ({share:.0%}){pace}"

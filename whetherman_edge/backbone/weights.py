@@ -48,7 +48,7 @@ _ENTRIES = (
         purpose="first answer of --upstream embedded; its template ignores tools",
     ),
     Weights(
-        name="gemma-270m",
+        name="gemma-3-270m",
         file="gemma-3-270m-q4_k_m.gguf",
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         size_bytes=253_113_024,
@@ -58,7 +58,7 @@ _ENTRIES = (
         licence="Gemma Terms of Use",
         licence_url="https://ai.google.dev/gemma/terms",
         tools=False,
-        purpose="backbone of the gate (engine gemma)",
+        purpose="what the backbone (gemma) is made from",
     ),
     Weights(
         name="qwen-0.5b",

@@ -135,6 +135,11 @@ class Worker:
             self._wake.notify()
         return job
 
+    @property
+    def waiting(self) -> int:
+        """Jobs in the queue."""
+        return self._n_waiting
+
     def abandon(self, job: Job) -> None:
         """The caller no longer waits. A queued job is dropped; a running one goes on while nobody else waits."""
         with self._wake:

@@ -25,6 +25,12 @@ HELP: dict[str, str] = {
     "systemone_requests_total": "requests to /v1/systemone by class of status",
     "gate_failures_total": "gate failures by reason",
     "verdicts_total": "verdicts by the stage that gave them (static, gemma)",
+    "backbone_requests_total": "requests put to the backbone by outcome (answered, late, failed, busy, …)",
+    "backbone_jobs_total": "prompts the backbone worker took from its queue",
+    "backbone_prefix_hits_total": "prompts of which a part was in the cache",
+    "backbone_results_reused_total": "prompts answered from the results kept, some of them late ones of before",
+    "backbone_tokens_total": "prompt tokens of the backbone by source (reused, decoded)",
+    "backbone_aborted_total": "abandoned prompts stopped for one that somebody waited for",
     "prompt_tokens_withheld_total": "estimated prompt tokens of tools that were not sent",
 }
 
@@ -50,6 +56,10 @@ class Counters:
             series[labels] += amount
         elif len(series) < SERIES_MAX:
             series[labels] = amount
+
+    def set_total(self, name: str, value: float, labels: Labels = ()) -> None:
+        """Set a count that is kept elsewhere."""
+        self._values.setdefault(name, {})[labels] = value
 
     def set_gauge(self, name: str, value: float, meaning: str) -> None:
         """Set a value that can go down."""

@@ -22,17 +22,28 @@ READY_TIMEOUT_S = 1.0
 class Health:
     """``/livez``, ``/readyz``, ``/health`` and ``/metrics``.
 
-    ``gate_fault``: returns why the gate cannot judge (missing or broken artifact), or "" when it can.
+    ``gate_fault``: returns why the gate cannot judge (missing or broken artifact), or "" when it can. ``backbone``:
+    where its second stage stands; without that one the gate judges all the same. ``count``: brings the counters up to
+    date.
     """
 
     def __init__(
-        self, upstream: Upstream, learned: Learned, counters: Counters, gate_fault: Callable[[], str], version: str
+        self,
+        upstream: Upstream,
+        learned: Learned,
+        counters: Counters,
+        gate_fault: Callable[[], str],
+        version: str,
+        backbone: Callable[[], dict[str, str]] = lambda: {"state": "off", "detail": ""},
+        count: Callable[[], None] = lambda: None,
     ) -> None:
         self._upstream = upstream
         self._learned = learned
         self._counters = counters
         self._gate_fault = gate_fault
         self._version = version
+        self._backbone = backbone
+        self._count = count
         self._reachable = False
         self._checked_at_s = -READY_CACHE_S
         self._checking = asyncio.Lock()
@@ -57,11 +68,13 @@ class Health:
             "version": self._version,
             "upstream": self._upstream.target.url,
             "upstream_kind": self._learned.kind,
+            "backbone": self._backbone(),
         }
         return await reply.send_json(200, "OK", value)
 
     async def metrics(self, _request: BaseRequest, reply: Reply) -> Reply:
         """Prometheus text."""
+        self._count()
         self._counters.set_gauge("resident_bytes_max", peak_resident_bytes(), "peak resident memory of the daemon")
         text = (b"Content-Type", b"text/plain; version=0.0.4; charset=utf-8")
         return await reply.send(200, "OK", self._counters.render(), [text])

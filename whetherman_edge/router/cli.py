@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from whetherman_edge.errors import RequestError, UsageError
+from whetherman_edge.errors import EnvironmentFault, RequestError, UsageError
+from whetherman_edge.router.decision import Choice
 from whetherman_edge.router.scorer import Scorer, check_query
 from whetherman_edge.router.table import RouterTable
 from whetherman_edge.router.tool_files import Options, options_of, parse_json
@@ -19,11 +22,14 @@ from whetherman_edge.router.tool_files import Options, options_of, parse_json
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
+Choose = Callable[[str, Options], Choice]
+
 _DESCRIPTION = """\
 Choose the tool that fits a query, from descriptions alone. --tools is a JSON file: a tools array (OpenAI, Anthropic or
 MCP), or an object of name to description, null, or {"description", "examples", "parameters"}. With --jsonl, each line
-is {"id", "query", "options"}; a line without options uses --tools. Exit codes: 0 ok, 1 a line failed, 2 usage, 3 the
-router's file is missing or broken."""
+is {"id", "query", "options"}; a line without options uses --tools. --engine auto puts choices that the router is unsure
+of to the backbone as well, where that is installed; gemma puts all of them. Exit codes: 0 ok, 1 a line failed, 2 usage,
+3 the router's file is missing or broken."""
 
 
 def register(verbs: Verbs) -> None:
@@ -49,18 +55,20 @@ def run(args: argparse.Namespace) -> int:
     if args.query is not None and args.tools is None:
         raise UsageError("route: expected --tools FILE with the tools to choose from")
     tools = _read_tools(args.tools) if args.tools is not None else None
-    scorer = Scorer(RouterTable.open())
-    if args.engine == "gemma":
-        sys.stderr.write("route: the backbone does not rank tools here; the static router answers\n")
+    with _chooser(args.engine) as choose:
+        return _run(args, choose, tools)
+
+
+def _run(args: argparse.Namespace, choose: Choose, tools: Options | None) -> int:
     if args.query is not None:
         assert tools is not None
-        answer = _answer(scorer, {"id": None, "query": args.query}, tools)
+        answer = _answer(choose, {"id": None, "query": args.query}, tools)
         with _output(args.out) as out:
             out.write(json.dumps(answer, ensure_ascii=False) + "\n")
         return 0
     failed = 0
     with _input(args.jsonl) as lines, _output(args.out) as out:
-        for number, outcome in _answers(scorer, lines, tools):
+        for number, outcome in _answers(choose, lines, tools):
             if isinstance(outcome, RequestError):
                 failed += 1
                 sys.stderr.write(f"route: {args.jsonl} line {number}: {outcome}\n")
@@ -71,20 +79,51 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+@contextlib.contextmanager
+def _chooser(engine: str) -> Iterator[Choose]:
+    """What chooses: the ToolRouter, and with it the backbone where it is asked for and there.
+
+    Raises ArtifactError for a broken router.
+    """
+    table = RouterTable.open()
+    scorer = Scorer(table)
+    if engine == "static":
+        yield scorer.route
+        return
+    from whetherman_edge.engine import open_chooser
+
+    try:
+        second = open_chooser(engine, table.sha256)
+    except EnvironmentFault as exc:
+        if engine == "gemma":
+            sys.stderr.write(f"route: the static router answers alone: {exc}\n")
+        yield scorer.route
+        return
+
+    def choose(query: str, options: Options) -> Choice:
+        return runner.run(second.second_opinion(query, options, scorer.route(query, options), math.inf))
+
+    with asyncio.Runner() as runner:
+        try:
+            yield choose
+        finally:
+            second.close()
+
+
 def _answers(
-    scorer: Scorer, lines: IO[bytes], tools: Options | None
+    choose: Choose, lines: IO[bytes], tools: Options | None
 ) -> Iterator[tuple[int, dict[str, Any] | RequestError]]:
     """(line number, answer or what was wrong with it), line by line."""
     for number, raw in enumerate(lines, 1):
         if not raw.strip():
             continue
         try:
-            yield number, _answer(scorer, parse_json(raw, ("body",)), tools)
+            yield number, _answer(choose, parse_json(raw, ("body",)), tools)
         except RequestError as exc:
             yield number, exc
 
 
-def _answer(scorer: Scorer, request: object, tools: Options | None) -> dict[str, Any]:
+def _answer(choose: Choose, request: object, tools: Options | None) -> dict[str, Any]:
     """The answer to one request object. Raises RequestError."""
     if not isinstance(request, dict):
         raise RequestError(
@@ -99,7 +138,7 @@ def _answer(scorer: Scorer, request: object, tools: Options | None) -> dict[str,
     else:
         options = options_of(options)
     start = time.perf_counter()
-    choice = scorer.route(request["query"], options)
+    choice = choose(request["query"], options)
     ms = (time.perf_counter() - start) * 1000.0
     return {
         "id": request.get("id"),
