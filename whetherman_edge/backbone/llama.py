@@ -195,6 +195,22 @@ class Context:
             start = end
         return states
 
+    def run(self, seq: int, tokens: Sequence[int]) -> None:
+        """All blocks and the last token's logits, nothing captured: what a plain program does. For benchmarks.
+
+        Raises DecodeFault.
+        """
+        batch = self._batch
+        for start in range(0, len(tokens), self.chunk):
+            piece = tokens[start : start + self.chunk]
+            batch.n_tokens = len(piece)
+            for i, token in enumerate(piece):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, start + i, 1
+                batch.seq_id[i][0] = seq
+                batch.logits[i] = start + i == len(tokens) - 1
+            if (status := self.lib.llama_decode(self.handle, batch)) != 0:
+                raise DecodeFault(f"expected llama_decode to return 0, got {status} at token {start} of {len(tokens)}")
+
     def copy(self, source: int, target: int, n_tokens: int) -> None:
         """Shares the first ``n_tokens`` of ``source`` with the empty sequence ``target``; no keys or values move."""
         self.lib.llama_memory_seq_cp(self.memory, source, target, 0, n_tokens)

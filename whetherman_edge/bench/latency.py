@@ -1,4 +1,6 @@
-"""``bench latency --engine static``: time of one gate decision in process, from a ChatView to a Verdict.
+"""``bench latency``: time of one gate decision in process, from a ChatView to a Verdict.
+
+``--engine gemma`` measures the backbone (``bench.backbone``), ``auto`` both stages; the rest is about ``static``.
 
 Three cases: tools the gate knows and a user text it has never seen (what an agent sends), the very same request again,
 and 40 tools it has never seen. Parsing the body is measured apart: it is the proxy's part of the request.
@@ -42,7 +44,16 @@ NEW_TOOLS_P50_US_MAX: Final = 5000.0
 def register(verbs: Verbs) -> None:
     """Add ``bench latency``."""
     parser = verbs.add_parser("latency", help="time of one gate decision in process")
-    parser.add_argument("--engine", choices=("static",), default="static")
+    parser.add_argument("--engine", choices=("static", "gemma", "auto"), default="static")
+    parser.add_argument("--calls", type=int, default=30, help="gemma: measured calls a cell (default 30)")
+    parser.add_argument(
+        "--plain-calls",
+        type=int,
+        default=3,
+        help="gemma: calls a cell of the naive and full arms, 0 for none (default 3)",
+    )
+    parser.add_argument("--threads", type=int, default=2, help="gemma: threads of llama.cpp (default 2)")
+    parser.add_argument("--case", action="append", help="gemma: only this case (short2, tools8, tools24, history1500)")
     parser.add_argument("--kernels", metavar="SET", help="best, serial, avx2, neon or reference (default: best)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     parser.set_defaults(run=run)
@@ -50,8 +61,8 @@ def register(verbs: Verbs) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Measure and print; 1 when a target is missed."""
-    if parsed.engine != "static":
-        raise UsageError(f"bench latency: expected --engine static, got {parsed.engine!r}")
+    if parsed.engine == "gemma":
+        return _backbone(parsed, {})
     figures = measure(parsed.kernels)
     for name, value in figures.items():
         if isinstance(value, dict):
@@ -60,10 +71,42 @@ def run(parsed: argparse.Namespace) -> int:
             )
         else:
             sys.stdout.write(f"{name:34} {value}\n")
+    if parsed.engine == "auto":
+        return _backbone(parsed, {"static": figures})
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
     known, new = figures["known_tools"]["p50_us"], figures["new_tools"]["p50_us"]
     return int(known > KNOWN_P50_US_MAX or new > NEW_TOOLS_P50_US_MAX)
+
+
+def _backbone(parsed: argparse.Namespace, figures: dict[str, Any]) -> int:
+    """Measure the installed backbone; 1 when an absolute aim is missed. Raises what a missing backbone raises."""
+    from whetherman_edge.backbone import install, manifest, store
+    from whetherman_edge.bench import backbone
+
+    cases = parsed.case or list(backbone.CASES)
+    unknown = [case for case in cases if case not in backbone.CASES]
+    if unknown or parsed.calls < 1 or parsed.plain_calls < 0 or parsed.threads < 1:
+        raise UsageError(f"bench latency: expected --case of {', '.join(backbone.CASES)} and counts above 0")
+    artifact = manifest.read_manifest()
+    target = backbone.Target(
+        derived=install.require_backbone(artifact),
+        base=store.require(artifact.base.name).path,
+        layer=artifact.layer,
+        style=artifact.prompt_style,
+        tools_max=artifact.tools_max,
+        dialogue_max=artifact.dialogue_max,
+    )
+    figures |= backbone.measure(
+        target, calls=parsed.calls, plain_calls=parsed.plain_calls, threads=parsed.threads, cases=cases
+    )
+    sys.stdout.write(json.dumps({key: value for key, value in figures.items() if key != "cells"}, indent=1) + "\n")
+    if parsed.json:
+        parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
+    missed = backbone.missed(figures)
+    for line in missed:
+        sys.stdout.write(f"missed: {line}\n")
+    return int(bool(missed))
 
 
 def measure(kernel_set: str | None = None) -> dict[str, Any]:
