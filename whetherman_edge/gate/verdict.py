@@ -18,8 +18,8 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     ``probabilities``: four floats in the order of LABELS, summing to 1. ``engine``: the stage that produced them.
     ``fused``: named inputs of a profile's logistic layer (``gate.static_gate.FUSED_NAMES``), same order, float.
     ``tool``: the ToolRouter's best tool name and ``tool_probability`` its probability (0.0 without tools).
-    ``phase``: where the dialogue stands, an index of ``gate.features.PHASES``. ``fallback``: the backbone was wanted for
-    this request and did not answer in time, so this is the static stage's verdict in its place.
+    ``phase``: where the dialogue stands, an index of ``gate.features.PHASES``. ``fallback``: the backbone was wanted
+    and did not answer in time, or cannot be asked at all, so this is the static stage's verdict in its place.
     """
 
     probabilities: tuple[float, float, float, float]
