@@ -2,7 +2,7 @@
 
 Weights are those of the GGUF file that ships, dequantised. Written out rather than taken from transformers because the
 attention mask of a trie, the frozen lower blocks and the missing vocabulary product are what make a CPU enough.
-Checked against llama.cpp's hidden states (tests/convert/test_gemma_torch.py).
+`python -m convert.gemma_torch GGUF` compares it with llama.cpp's own hidden states.
 """
 
 from __future__ import annotations
@@ -204,3 +204,41 @@ class Trunk(nn.Module):
         for block in self.blocks[self.first_trained :]:
             x = block(x, geometry)
         return x
+
+
+def check(path: Path, layer: int = 11) -> float:
+    """Least cosine between this network and llama.cpp at ``layer`` on some dialogues; prints each."""
+    import json
+
+    from convert.gate_data import read_dialogues
+    from convert.gate_trie import pack, target_of
+    from convert.lora_corpus import reader_of
+    from whetherman_edge.backbone.llama import Context, Network
+
+    network = Network(path)
+    reader = reader_of(network, tools_max=1_536, dialogue_max=1_024)
+    items = read_dialogues("gate_dev2")[:40]
+    examples = [
+        reader.read(i["id"], json.dumps(i["request"]).encode(), target_of(i["gold"], i["accept"]), 1.0) for i in items
+    ]
+    context = Context(network, layer=layer, n_cells=4_096, n_seq=1, chunk=256, n_threads=1)
+    trunk = Trunk(path, layer, layer + 1).eval()
+    least = 1.0
+    for packed in pack(examples)[:4]:
+        geometry = Geometry(packed)
+        states = trunk.lower(packed, geometry)[packed.readout].numpy()
+        for example, mine in zip(packed.examples, states, strict=True):
+            context.truncate(0, 0)
+            theirs = context.decode(0, example.ids, 0, (len(example.ids) - 1,))[0]
+            cosine = float(mine @ theirs / np.linalg.norm(mine) / np.linalg.norm(theirs))
+            least = min(least, cosine)
+            print(f"{example.key}: {len(example.ids)} tokens, cosine {cosine:.6f}")
+    context.close()
+    network.close()
+    return least
+
+
+if __name__ == "__main__":
+    import sys
+
+    print(f"least cosine {check(Path(sys.argv[1])):.6f} (llama.cpp multiplies in 8 bits, this in 32)")
