@@ -71,9 +71,8 @@ class Heads:
 
         Raises ValueError when it is not finite.
         """
+        _check_finite(last)
         logits: F64Vector = (self.weight @ normalised(last) + self.bias).astype(np.float64)
-        if not np.isfinite(logits).all():
-            raise ValueError("expected finite logits of the backbone's head")
         top = float(logits.max())
         shifted: F64Vector = logits - (top + math.log(float(np.exp(logits - top).sum())))
         return list(shifted.tolist())
@@ -85,11 +84,11 @@ class Heads:
         """
         if not self.has_pointer or not len(tools):
             return None
+        _check_finite(last)
+        _check_finite(tools)
         x = normalised(last)
         logits = (normalised(tools) @ (x @ self._bilinear)).astype(np.float64)
         none = float(self._none_weight @ x) + self._none_bias
-        if not (np.isfinite(logits).all() and math.isfinite(none)):
-            raise ValueError("expected finite logits of the backbone's pointer")
         return Pointed(logits, none)
 
 
@@ -98,6 +97,12 @@ def normalised(states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     mean_square = np.mean(np.square(states), axis=-1, keepdims=True)
     scaled: npt.NDArray[np.float32] = states / np.sqrt(mean_square + np.float32(RMS_EPSILON))
     return scaled
+
+
+def _check_finite(states: npt.NDArray[np.float32]) -> None:
+    """The heads' arrays are finite (``_array``), so their outputs are when the states are."""
+    if not np.isfinite(states).all():
+        raise ValueError("expected finite hidden states of the backbone")
 
 
 def open_heads(manifest: Manifest) -> Heads:

@@ -135,6 +135,7 @@ class Stage:
         self._past = Counts()  # of workers that are gone
         self._state: State = "missing"
         self._fault = "not started"
+        self._told = ""
         self._settled = threading.Event()  # the first attempt to open it is over
         self._wake = threading.Event()  # the worker was lost, or the stage is to stop
         self._stopping = False
@@ -303,13 +304,14 @@ class Stage:
             known = isinstance(exc, (ArtifactError, EnvironmentFault))
             self._unusable("failed", str(exc) if known else f"{type(exc).__name__}: {exc}")
             return None
-        self._worker, self._state, self._fault = worker, "ready", ""
+        self._worker, self._state, self._fault, self._told = worker, "ready", "", ""
         log.info("event=backbone_ready weights=%s ms=%.0f", path.name, (self._clock() - started_s) * 1e3)
         return worker
 
     def _unusable(self, state: State, why: str) -> None:
         """Say why, once for each cause."""
-        if why != self._fault and not self._stopping:
+        if why != self._told and not self._stopping:
+            self._told = why
             level = logging.INFO if state == "missing" and not self._required else logging.WARNING
             log.log(level, "event=backbone_%s detail=%r hint=the_static_stage_serves", state, why)
         self._state, self._fault = state, why

@@ -1,0 +1,221 @@
+"""Engines "gemma" and "auto": which stage decides, and what a profile makes of it. The worker is scripted."""
+
+from __future__ import annotations
+
+import inspect
+import time
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.fakes.backbone import FakeWorker, Opens, arrays, last_for, write_artifact
+from tests.gate.chats import chat_of, tool, user
+from tests.profiles.samples import profile_of
+from whetherman_edge import engine as engines
+from whetherman_edge.engine import Chooser, Router, StagedEngine, StaticEngine, open_chooser, open_engine
+from whetherman_edge.errors import EnvironmentFault, ProfileError
+from whetherman_edge.gate.static_gate import FUSED_NAMES
+from whetherman_edge.profiles.schema import EngineArtifact, Layer
+
+WEATHER = tool("get_weather", "Current weather in a city.", ("city",))
+MAIL = tool("send_mail", "Send an e-mail.", ("to", "body"))
+CHAT = chat_of(user("Is it raining in Oslo right now?"), tools=[WEATHER, MAIL])
+
+
+@pytest.fixture(scope="module")
+def router():
+    return Router()
+
+
+@pytest.fixture(scope="module")
+def static(router):
+    return StaticEngine(router)
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch, router, static):
+    """``opened(name, worker, **manifest)``: an engine whose stage is settled."""
+    made = []
+
+    def run(name: str, worker: FakeWorker | None = None, **changed) -> StagedEngine:
+        worker = worker or FakeWorker()
+        opens = Opens(worker)
+        monkeypatch.setenv("WHETHERMAN_BACKBONE", str(write_artifact(tmp_path, **changed)))
+        monkeypatch.setattr(engines.install, "require_backbone", lambda _manifest: opens.locate())
+        monkeypatch.setattr(engines, "_worker", lambda _settings, path: opens.make(path))
+        values = {"gate": static.sha256, "router": router.table.sha256, **changed}
+        write_artifact(tmp_path, **values)
+        engine = open_engine(name, static, router.table.sha256)
+        if engine.stage is not None:
+            engine.stage.start()
+            engine.stage.settled()
+            made.append((worker, engine))
+        return engine
+
+    yield run
+    for worker, engine in made:
+        worker.release()
+        engine.stage.stop()
+
+
+async def judged(engine, chat=CHAT, deadline_s=None, profile=None):
+    verdict = engine.judge(chat, time.monotonic() + 3600 if deadline_s is None else deadline_s, profile)
+    return await verdict if inspect.isawaitable(verdict) else verdict
+
+
+@pytest.mark.parametrize("label", ["ACT", "ANSWER", "ASK", "DECLINE"])
+async def test_gemma_decides_by_the_fusion(opened, label):
+    worker = FakeWorker()
+    worker.last = last_for(label)
+    verdict = await judged(opened("gemma", worker))
+    assert (verdict.label, verdict.engine, verdict.fallback) == (label, "gemma", False)
+    assert len(verdict.fused) == len(FUSED_NAMES)
+    assert np.exp(verdict.fused[:4]) == pytest.approx(verdict.probabilities)
+
+
+async def test_what_is_not_a_log_probability_stays_the_static_stage_s(opened, static):
+    verdict, alone = await judged(opened("gemma")), static.judge(CHAT, 0.0)
+    assert verdict.fused[4:] == alone.fused[4:]
+
+
+async def test_auto_asks_only_inside_the_band(opened, static):
+    skip = 1 - static.judge(CHAT, 0.0).p_need
+    worker = FakeWorker()
+    outside = opened("auto", worker, ask_band={"low": min(skip + 0.01, 1.0), "high": 1.0})
+    verdict = outside.judge(CHAT, 0.0)
+    assert (verdict.engine, verdict.fallback) == ("static", False)
+    assert worker.prompts == []
+
+
+async def test_auto_inside_the_band_is_fused(opened):
+    verdict = await judged(opened("auto", ask_band={"low": 0.0, "high": 1.0}))
+    assert verdict.engine == "gemma"
+
+
+async def test_gemma_asks_outside_the_band_too(opened):
+    assert (await judged(opened("gemma", ask_band={"low": 0.0, "high": 0.0}))).engine == "gemma"
+
+
+async def test_late_gives_the_static_verdict_and_the_work_goes_on(opened, static):
+    worker = FakeWorker(mode="hang")
+    verdict = await judged(opened("gemma", worker), deadline_s=0.0)
+    assert verdict == msgspec.structs.replace(static.judge(CHAT, 0.0), fallback=True)
+    assert len(worker.held) == 1
+    assert worker.held[0].prompt.turns != ()
+
+
+@pytest.mark.parametrize("mode", ["dead", "full", "broken"])
+async def test_a_worker_that_fails_leaves_the_static_verdict(opened, static, mode):
+    verdict = await judged(opened("gemma", FakeWorker(mode=mode)))
+    assert verdict == msgspec.structs.replace(static.judge(CHAT, 0.0), fallback=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"gate": "a" * 64}, "fitted on static gate"),
+        ({"router": "a" * 64}, "fitted on router"),
+        ({"layer": 99}, "below n_layers"),
+        ({"arrays_of": arrays(head_weight=np.full((4, 8), np.nan, np.float32))}, "finite"),
+        ({"arrays_of": arrays(fusion_weights=np.zeros((3, 9, 4), np.float32))}, "fusion"),
+    ],
+)
+async def test_an_artifact_that_does_not_fit_leaves_the_static_stage(opened, static, changed, says):
+    engine = opened("auto", **changed)
+    assert engine.stage is None
+    assert says in engine.fault
+    assert engine.state == "failed"
+    verdict = engine.judge(CHAT, 0.0)
+    assert verdict == msgspec.structs.replace(static.judge(CHAT, 0.0), fallback=True)
+    assert engine.default_tau == static.default_tau
+
+
+async def test_each_stage_has_its_own_operating_point(opened, static):
+    engine = opened("auto")
+    assert (engine.default_tau.answer, engine.default_tau.ask) == (0.5, None)
+    assert engine.fallback_tau == static.default_tau
+
+
+def on(engine_name: str, sha256: str, weight: float = 1.0):
+    layer = Layer(("log_p_act",), (0.0,), (1.0,), (weight,), bias=0.0)
+    return profile_of(engine=EngineArtifact(engine_name, sha256), layer=layer)
+
+
+async def test_a_profile_of_the_static_stage_is_served_by_it_alone(opened, static):
+    worker = FakeWorker()
+    engine = opened("gemma", worker)
+    profile = on("static", static.sha256)
+    engine.fits(profile, "p")
+    assert engine.judge(CHAT, 0.0, profile) == static.judge(CHAT, 0.0)
+    assert worker.prompts == []
+
+
+async def test_a_profile_of_the_backbone_fits_that_artifact_only(opened, static):
+    engine = opened("auto")
+    engine.fits(on("gemma", engine.stage.manifest.sha256), "p")
+    for profile in (on("gemma", static.sha256), on("static", engine.stage.manifest.sha256)):
+        with pytest.raises(ProfileError, match="calibrate again"):
+            engine.fits(profile, "p")
+    with pytest.raises(ProfileError):
+        opened("auto", gate="a" * 64).fits(on("gemma", engine.stage.manifest.sha256), "p")
+
+
+async def test_under_a_profile_the_band_is_on_its_own_p_need(opened, static):
+    worker = FakeWorker()
+    engine = opened("auto", worker, ask_band={"low": 0.2, "high": 0.8})
+    sure = profile_of(
+        engine=EngineArtifact("gemma", engine.stage.manifest.sha256),
+        layer=Layer(("log_p_act",), (0.0,), (1.0,), (0.0,), bias=9.0),
+    )
+    assert engine.judge(CHAT, 0.0, sure).engine == "static"
+    torn = profile_of(
+        engine=EngineArtifact("gemma", engine.stage.manifest.sha256),
+        layer=Layer(("log_p_act",), (0.0,), (1.0,), (0.0,), bias=0.0),
+    )
+    assert (await judged(engine, profile=torn)).engine == "gemma"
+
+
+OPTIONS = {"alpha": "First.", "beta": "Second.", "gamma": None}
+
+
+async def test_a_choice_of_tools_is_put_to_the_pointer_when_the_router_is_unsure(opened, router):
+    worker = FakeWorker()
+    worker.last = np.zeros(8, np.float32)
+    worker.last[1] = 5.0
+    engine = opened("auto", worker)
+    first = await router.route("something else entirely", OPTIONS)
+    choice = await engine.chooser.second_opinion("something else entirely", OPTIONS, first, time.monotonic() + 3600)
+    assert choice.choice == "beta"
+    assert list(choice.probabilities) == list(OPTIONS)
+    assert sum(choice.probabilities.values()) == pytest.approx(1.0)
+    assert choice.confidence == choice.probabilities["beta"]
+    sure = msgspec.structs.replace(first, confidence=0.95)
+    assert await engine.chooser.second_opinion("x", OPTIONS, sure, 0.0) == sure
+    assert len(worker.prompts) == 1
+    always = Chooser("gemma", engine.stage)
+    assert (await always.second_opinion("x", OPTIONS, sure, time.monotonic() + 3600)).choice == "beta"
+
+
+@pytest.mark.parametrize("mode", ["hang", "broken", "dead"])
+async def test_a_choice_without_an_answer_in_time_is_the_router_s(opened, router, mode):
+    engine = opened("gemma", FakeWorker(mode=mode))
+    first = await router.route("x", OPTIONS)
+    assert await engine.chooser.second_opinion("x", OPTIONS, first, 0.0) == first
+
+
+def test_a_chooser_needs_a_pointer_head_and_weights(opened, router, monkeypatch):
+    bare = arrays(
+        pointer_query=None, pointer_key=None, pointer_none_weight=None, pointer_none_bias=None, route_fusion=None
+    )
+    opened("auto", arrays_of=bare)
+    with pytest.raises(EnvironmentFault, match="no pointer head"):
+        open_chooser("auto", router.table.sha256)
+    opened("auto")
+
+    def missing(_manifest):
+        raise EnvironmentFault("model install gemma")
+
+    monkeypatch.setattr(engines.install, "require_backbone", missing)
+    with pytest.raises(EnvironmentFault, match="model install gemma"):
+        open_chooser("auto", router.table.sha256)
