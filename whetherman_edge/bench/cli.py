@@ -16,12 +16,16 @@ BENCHMARKS: tuple[tuple[str, str], ...] = (
     ("router", "the ToolRouter's speed against other ways to do the same"),
     ("proxy", "latency and requests/s added by the daemon, against direct; memory"),
     ("socket", "decision socket and /v1/systemone: round trip and requests/s"),
+    ("decisions", "score decisions against labels"),
+    ("bfcl", "decisions on BFCL v4 (test sets)"),
+    ("when2call", "decisions on When2Call (test set)"),
+    ("when2tool", "decisions on When2Tool's tasks"),
 )
 
 
 def register(verbs: Verbs) -> None:
     """Add ``bench`` and its benchmarks."""
-    bench = verbs.add_parser("bench", help="measure: latency, router, proxy, socket")
+    bench = verbs.add_parser("bench", help="measure speed and quality")
     names = bench.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     for name, text in BENCHMARKS:
         module = f"whetherman_edge.bench.{name}"
