@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +37,13 @@ NO_SLOT: Final = 1
 """What ``llama_decode`` returns when the key-value cells do not suffice; nothing was changed."""
 
 
+OPENMP: Final = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+"""How llama.cpp's threads wait for each other, read when libgomp is loaded. By default they spin for milliseconds at
+each of some 500 barriers a decode; where another program (the model server!) wants the core, two threads then took 4 to
+13 times as long as one. Some microseconds of spinning keep the idle machine fast and cost the busy one nothing.
+"""
+
+
 class DecodeFault(EnvironmentFault):
     """``llama_decode`` failed for a reason other than an abort; the context must be thrown away."""
 
@@ -52,6 +61,8 @@ class Aborted(Exception):
 @functools.cache
 def load_library() -> Any:
     """The ``llama_cpp`` module, silenced. Raises EnvironmentFault with the command that installs it."""
+    for name, value in OPENMP.items():
+        os.environ.setdefault(name, value)
     try:
         import llama_cpp
     except Exception as exc:  # a broken build raises OSError, RuntimeError, AttributeError, ... at import
@@ -156,6 +167,8 @@ class Context:
             raise DecodeFault(f"expected a context of {n_cells} cells and {n_seq} sequences, llama.cpp refused it")
         self.memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(chunk, 0, 1)
+        self.beat_s = time.monotonic()
+        """When the last micro-batch was begun; a watchdog's sign of life."""
 
     def decode(self, seq: int, tokens: Sequence[int], position: int, wanted: Sequence[int] = ()) -> F32Matrix:
         """Appends ``tokens`` to sequence ``seq`` from ``position`` on.
@@ -180,6 +193,7 @@ class Context:
             for i in here if self.rows_are_outputs else ():
                 batch.logits[i] = 1
             self.capture.reset()
+            self.beat_s = time.monotonic()
             status = self.lib.llama_decode(self.handle, batch)
             if status == ABORTED:
                 raise Aborted(start, states[:taken])

@@ -97,6 +97,10 @@ class PrefixCache:
             return Plan(best.seq, n_reused, -1, best.seq, root, evict)
         return Plan(self._free.pop(), n_reused, best.seq, best.seq, root, evict)
 
+    def reserve(self) -> int:
+        """A free sequence, the caller's until ``commit`` or ``forget``; -1 when there is none."""
+        return self._free.pop() if self._free else -1
+
     def commit(self, seq: int, ids: Sequence[int], *, root: bool, shared: int) -> None:
         """``seq`` now holds ``ids``."""
         self._tick += 1

@@ -223,7 +223,8 @@ def tokenize(
     """Token ids of a prompt within the two budgets.
 
     tokens_of: ids of one piece (cached by the caller). tools_max: tool lines past it are left out. dialogue_max: the
-    middle of a longer dialogue is left out by ``kept_turns``.
+    middle of a longer dialogue is left out by ``kept_turns``, and the middle of a turn longer than half of it (texts
+    are cut by characters before; a script with a token a character, or hundreds of calls in a turn, can still be long).
     """
     ids = [bos]
     ends: list[int] = []
@@ -239,12 +240,22 @@ def tokenize(
         elif not ends and piece is prompt.tools[-1]:
             ids += line  # no tools at all: the heading alone
     n_tools = len(ids)
-    turns = [[token for piece in turn for token in tokens_of(piece)] for turn in prompt.turns]
+    turns = [
+        _shortened([token for piece in turn for token in tokens_of(piece)], dialogue_max // 2) for turn in prompt.turns
+    ]
     for index in kept_turns([len(turn) for turn in turns], dialogue_max):
         ids += turns[index]
     for piece in prompt.cue:
         ids += tokens_of(piece)
     return Tokens(tuple(ids), n_tools, tuple(ends))
+
+
+def _shortened(turn: list[int], tokens_max: int) -> list[int]:
+    """A turn, or its first three quarters and last quarter of ``tokens_max``: the same whatever comes after it."""
+    if len(turn) <= tokens_max:
+        return turn
+    tail = tokens_max // 4
+    return turn[: tokens_max - tail] + turn[len(turn) - tail :]
 
 
 def kept_turns(lengths: Sequence[int], budget: int) -> list[int]:

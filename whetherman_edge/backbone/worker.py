@@ -6,16 +6,26 @@ given up is still decoded when nobody else waits, so that the same request finds
 next time. As soon as another job waits, such work is stopped through llama.cpp's abort callback, within one graph
 node.
 
+From an event loop: ``job = worker.submit(prompt, key)``, ``await asyncio.wrap_future(job.future)`` under a timeout,
+``worker.abandon(job)`` when that ran out; none of these blocks (``stage.Stage.read`` does it).
+
 Fairness: one queue a caller key, served in turn, so that an agent with many requests cannot starve another.
+
+A second thread watches the first: a decode without progress for ``wedged_s`` fails its job and all that wait, and the
+worker counts as dead. Its thread cannot be killed; it is asked to stop and left behind.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 import threading
+import time
+from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +33,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whetherman_edge.backbone import persist
 from whetherman_edge.backbone.llama import Aborted, Context, Network
-from whetherman_edge.backbone.prefix_cache import PrefixCache
+from whetherman_edge.backbone.prefix_cache import SCRATCH_CELLS, PrefixCache
 from whetherman_edge.backbone.prompt import Piece, Prompt, Tokens, tokenize
 from whetherman_edge.errors import EnvironmentFault
 
@@ -33,18 +44,26 @@ log = logging.getLogger(__name__)
 QUEUE_MAX: Final = 32
 """Jobs waiting at once. At 60 ms a job the last one waits two seconds, beyond any useful deadline."""
 RESULTS_MAX: Final = 256
-"""Answers kept by prompt: 2.6 KB each plus the tool states."""
-PIECES_MAX: Final = 8_192
-"""Tokenised pieces kept; a piece averages 200 bytes of ids."""
+"""Answers kept by prompt: 2.6 KB each; tool states are shared with the prefix they came from."""
+PIECE_CHARS_MAX: Final = 2_000_000
+"""Text of the tokenised pieces kept: with their ids (4 bytes a token) some 5 MB."""
 STOP_TIMEOUT_S: Final = 5.0
+WATCH_S: Final = 1.0
 
 
 class Overloaded(EnvironmentFault):
     """The queue is full."""
 
 
+class TooLong(EnvironmentFault):
+    """A prompt that can never fit in the cells."""
+
+
 class WorkerSettings(msgspec.Struct, frozen=True):
-    """Sizes of the worker. ``n_cells`` tokens of keys and values cost about 1 KB a layer each."""
+    """Sizes of the worker. ``n_cells`` tokens of keys and values cost about 1 KB a layer each. ``wedged_s``: a
+    micro-batch of ``chunk`` tokens that takes longer than this never ends. ``saved``: where tools blocks are kept over
+    a restart, valid under ``saved_key``; ``save``: whether this worker writes it too.
+    """
 
     layer: int
     n_cells: int = 8_192
@@ -53,6 +72,10 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     n_threads: int = 2
     tools_max: int = 3_072
     dialogue_max: int = 1_536
+    wedged_s: float = 30.0
+    saved: Path | None = None
+    saved_key: persist.Key | None = None
+    save: bool = False
 
 
 class States(msgspec.Struct, frozen=True):
@@ -80,7 +103,10 @@ class Job:
 
 
 class Counts(msgspec.Struct):
-    """For the metrics page; written by the worker thread alone."""
+    """For the metrics page. ``refused`` is written by whoever submits, all else by the worker thread alone.
+
+    ``late``: answers whose caller had gone. ``restored``: tools blocks read from the saved file.
+    """
 
     jobs: int = 0
     answered_from_results: int = 0
@@ -90,14 +116,16 @@ class Counts(msgspec.Struct):
     aborted: int = 0
     late: int = 0
     failed: int = 0
+    refused: int = 0
+    restored: int = 0
 
 
 class Worker:
     """Owns a Network and a Context in its own thread.
 
     ``start`` loads the weights and returns once they are loaded; it raises what loading raises (ArtifactError,
-    EnvironmentFault). After a decode fault the context is rebuilt once; a second fault ends the worker, and every later
-    ``submit`` raises EnvironmentFault, which the gate's breaker turns into the static stage.
+    EnvironmentFault). After a decode fault the context is rebuilt once; a second fault in a row ends the worker, and
+    every later ``submit`` raises EnvironmentFault, upon which the stage opens another one.
     """
 
     def __init__(self, model: Path, settings: WorkerSettings) -> None:
@@ -108,17 +136,26 @@ class Worker:
         self._wake = threading.Condition()
         self._stopping = False
         self._running: Job | None = None
+        self._running_since_s = 0.0
         self._dead: str = ""
+        self._busy = threading.Event()  # there is something to watch
+        self._ended = threading.Event()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="backbone", daemon=True)
-        self._pieces: OrderedDict[Piece, tuple[int, ...]] = OrderedDict()
-        self._results: OrderedDict[tuple[int, ...], States] = OrderedDict()
+        self._watcher = threading.Thread(target=self._watch, name="backbone-watch", daemon=True)
+        self._context: Context | None = None
+        self._cache = PrefixCache(settings.n_seq, settings.n_cells)
+        self._no_states = np.zeros((0, 0), dtype=np.float32)
+        self._pieces: OrderedDict[Piece, array[int]] = OrderedDict()
+        self._piece_chars = 0
+        self._results: OrderedDict[bytes, States] = OrderedDict()
         self._tool_states: dict[int, npt.NDArray[np.float32]] = {}
 
     def start(self) -> None:
         """Load the weights; blocks until they are there."""
         self._thread.start()
         self._ready.result()
+        self._watcher.start()
 
     def submit(self, prompt: Prompt, key: str = "") -> Job:
         """Queue a prompt for caller ``key``. Raises Overloaded when the queue is full, EnvironmentFault when dead."""
@@ -127,6 +164,7 @@ class Worker:
             if self._dead or self._stopping:
                 raise EnvironmentFault(f"the backbone worker is not running: {self._dead or 'stopped'}")
             if self._n_waiting >= QUEUE_MAX:
+                self.counts.refused += 1
                 raise Overloaded(f"expected at most {QUEUE_MAX} waiting requests, the backbone's queue is full")
             self._queues.setdefault(key, deque()).append(job)
             self._n_waiting += 1
@@ -140,6 +178,11 @@ class Worker:
         """Jobs in the queue."""
         return self._n_waiting
 
+    @property
+    def dead(self) -> str:
+        """Why it answers no more; "" while it does."""
+        return self._dead
+
     def abandon(self, job: Job) -> None:
         """The caller no longer waits. A queued job is dropped; a running one goes on while nobody else waits."""
         with self._wake:
@@ -147,30 +190,67 @@ class Worker:
             queue = self._queues.get(job.key)
             if queue is not None and job in queue:
                 queue.remove(job)
+                if not queue:
+                    del self._queues[job.key]
                 self._n_waiting -= 1
                 job.future.cancel()
             elif job is self._running and self._n_waiting:
                 self._stop_decode(True)
 
-    def stop(self, before_close: Callable[[Context, PrefixCache], None] | None = None) -> None:
-        """End the thread; waiting jobs are cancelled. ``before_close`` runs in it, with the context still open."""
-        self._before_close = before_close
+    def stop(self) -> None:
+        """End the thread; waiting jobs are failed. Tools blocks are saved first, where the settings say so."""
         with self._wake:
             self._stopping = True
             self._stop_decode(True)
             self._wake.notify()
-        self._thread.join(STOP_TIMEOUT_S)
-
-    # --- everything below runs in the worker thread ---
-
-    _before_close: Callable[[Context, PrefixCache], None] | None = None
-    _context: Context | None = None
-    _cache: PrefixCache
-    _no_states: npt.NDArray[np.float32]
+        if self._thread.ident is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+            if self._thread.is_alive():
+                log.error("event=backbone_left_behind detail=%r", self._dead or "it did not stop in time")
+        self._ended.set()
+        self._busy.set()
+        if self._watcher.ident is not None:
+            self._watcher.join(STOP_TIMEOUT_S)
 
     def _stop_decode(self, on: bool) -> None:
-        if self._context is not None:
-            self._context.capture.stop(on)
+        if (context := self._context) is not None:
+            context.capture.stop(on)
+
+    # --- the watcher's thread ---
+
+    def _watch(self) -> None:
+        while True:
+            self._busy.wait()
+            if self._ended.wait(min(WATCH_S, self.settings.wedged_s / 2)):
+                return
+            with self._wake:
+                if self._running is None:
+                    self._busy.clear()
+                    continue
+                since_s = self._running_since_s
+            context = self._context
+            beat_s = context.beat_s if context is not None else 0.0
+            if time.monotonic() - max(since_s, beat_s) > self.settings.wedged_s:
+                why = f"a decode made no progress for {self.settings.wedged_s:g} s"
+                log.error("event=backbone_wedged detail=%r", why)
+                self._die(why)
+                return
+
+    def _die(self, why: str) -> None:
+        """No more jobs; those there are fail. Any thread."""
+        with self._wake:
+            self._dead = self._dead or why
+            jobs = [job for queue in self._queues.values() for job in queue]
+            if self._running is not None:
+                jobs.append(self._running)
+            self._queues.clear()
+            self._n_waiting = 0
+            self._stop_decode(True)
+            self._wake.notify()
+        for job in jobs:
+            _finish(job, EnvironmentFault(f"the backbone worker died: {why}"))
+
+    # --- everything below runs in the worker thread ---
 
     def _run(self) -> None:
         try:
@@ -181,8 +261,11 @@ class Worker:
             return
         try:
             self._open(network)
+            self._restore(network)
         except BaseException as exc:
             self._dead = str(exc)
+            if self._context is not None:
+                self._context.close()
             network.close()
             self._ready.set_exception(exc)
             return
@@ -212,6 +295,9 @@ class Worker:
             except Aborted:
                 self.counts.aborted += 1
                 _finish(job, EnvironmentFault("stopped: another request was waiting"))
+            except TooLong as exc:
+                self.counts.failed += 1
+                _finish(job, exc)
             except Exception as exc:
                 self.counts.failed += 1
                 faults += 1
@@ -219,8 +305,8 @@ class Worker:
                 log.warning("event=backbone_fault error=%s", type(exc).__name__)
                 if faults > 1:
                     raise
-                assert self._context is not None
-                self._context.close()
+                if self._context is not None:
+                    self._context.close()
                 self._open(network)
             else:
                 faults = 0
@@ -231,11 +317,11 @@ class Worker:
                     self._running = None
 
     def _next(self) -> Job | None:
-        """The next job, callers in turn; None when stopping."""
+        """The next job, callers in turn; None when stopping, or when the watcher gave this thread up."""
         with self._wake:
-            while not self._n_waiting and not self._stopping:
+            while not (self._n_waiting or self._stopping or self._dead):
                 self._wake.wait()
-            if self._stopping:
+            if self._stopping or self._dead:
                 return None
             key, queue = next(iter(self._queues.items()))
             job = queue.popleft()
@@ -243,8 +329,9 @@ class Worker:
             if queue:
                 self._queues[key] = queue  # to the back
             self._n_waiting -= 1
-            self._running = job
+            self._running, self._running_since_s = job, time.monotonic()
             self._stop_decode(False)
+            self._busy.set()
             return job
 
     def _answer(self, network: Network, job: Job) -> States:
@@ -257,14 +344,17 @@ class Worker:
             tools_max=s.tools_max,
             dialogue_max=s.dialogue_max,
         )
+        if len(tokens.ids) + SCRATCH_CELLS > s.n_cells:
+            raise TooLong(f"expected a prompt of at most {s.n_cells - SCRATCH_CELLS} tokens, it has {len(tokens.ids)}")
         self.counts.tokens_prompt += len(tokens.ids)
-        found = self._results.get(tokens.ids)
+        digest = hashlib.blake2b(np.asarray(tokens.ids, dtype=np.int32).tobytes(), digest_size=16).digest()
+        found = self._results.get(digest)
         if found is not None:
-            self._results.move_to_end(tokens.ids)
+            self._results.move_to_end(digest)
             self.counts.answered_from_results += 1
             return msgspec.structs.replace(found, n_decoded=0)
         states = self._decode(tokens, job.prompt.tool_names)
-        self._results[tokens.ids] = states
+        self._results[digest] = states
         if len(self._results) > RESULTS_MAX:
             self._results.popitem(last=False)
         return states
@@ -288,11 +378,11 @@ class Worker:
         except Aborted as stopped:
             if plan.root >= 0:
                 cache.forget(plan.root)
-            self._keep(plan.seq, ids[: n_reused + stopped.n_done], np.concatenate([known[:n_known], stopped.states]))
+            self._keep(plan.seq, ids[: n_reused + stopped.n_done], _joined(known, n_known, stopped.states))
             raise
         self.counts.prefix_hits += n_reused > 1
         self.counts.tokens_decoded += len(ids) - n_reused
-        tools = np.concatenate([known[:n_known], rows[:-1]])
+        tools = _joined(known, n_known, rows[:-1])
         if plan.root >= 0:
             context.copy(plan.seq, plan.root, tokens.n_tools)
             cache.commit(plan.root, ids[: tokens.n_tools], root=True, shared=0)
@@ -304,6 +394,8 @@ class Worker:
     def _keep(self, seq: int, ids: Sequence[int], states: npt.NDArray[np.float32]) -> None:
         """After an abort: what is in the cells stays useful."""
         assert self._context is not None
+        # llama.cpp promises that a micro-batch which was stopped leaves nothing behind; it costs nothing to be sure.
+        self._context.truncate(seq, len(ids))
         if ids:
             self._cache.commit(seq, ids, root=False, shared=0)
             self._tool_states[seq] = states
@@ -311,34 +403,65 @@ class Worker:
             self._cache.forget(seq)
             self._tool_states.pop(seq, None)
 
-    def _tokens_of(self, network: Network, piece: Piece) -> tuple[int, ...]:
+    def _tokens_of(self, network: Network, piece: Piece) -> Sequence[int]:
         ids = self._pieces.get(piece)
-        if ids is None:
-            ids = (network.control(piece.text),) if piece.control else tuple(network.tokenize(piece.text))
-            self._pieces[piece] = ids
-            if len(self._pieces) > PIECES_MAX:
-                self._pieces.popitem(last=False)
+        if ids is not None:
+            self._pieces.move_to_end(piece)
+            return ids
+        ids = array("i", (network.control(piece.text),) if piece.control else network.tokenize(piece.text))
+        self._pieces[piece] = ids
+        self._piece_chars += len(piece.text)
+        while self._piece_chars > PIECE_CHARS_MAX:
+            oldest, _ = self._pieces.popitem(last=False)
+            self._piece_chars -= len(oldest.text)
         return ids
 
-    def _die(self, why: str) -> None:
-        with self._wake:
-            self._dead = why
-            jobs = [job for queue in self._queues.values() for job in queue]
-            self._queues.clear()
-            self._n_waiting = 0
-        for job in jobs:
-            _finish(job, EnvironmentFault(f"the backbone worker died: {why}"))
+    def _restore(self, network: Network) -> None:
+        """Take over saved tools blocks, the most recently used ones if not all fit."""
+        s = self.settings
+        if s.saved is None or s.saved_key is None or self._context is None:
+            return
+        room = s.n_cells - s.tools_max - s.dialogue_max - SCRATCH_CELLS
+        roots: list[persist.Root] = []
+        for root in persist.load(s.saved, s.saved_key, network.n_embd)[: s.n_seq // 2]:
+            room -= len(root.tokens)
+            if room < 0:
+                break
+            roots.append(root)
+        for root in reversed(roots):  # the most recently used one last, as in the cache
+            seq = self._cache.reserve()
+            if not self._context.restore(seq, root.cells) or self._context.length(seq) != len(root.tokens):
+                log.info("event=saved_prefixes_ignored cause=llama_cpp_refused_them")
+                self._context.truncate(seq, 0)
+                self._cache.forget(seq)
+                continue
+            self._cache.commit(seq, root.tokens.tolist(), root=True, shared=0)
+            self._tool_states[seq] = root.states
+            self.counts.restored += 1
+
+    def _save(self) -> None:
+        s, context = self.settings, self._context
+        if not s.save or s.saved is None or s.saved_key is None or context is None:
+            return
+
+        def roots() -> Iterator[persist.Root]:
+            for entry in reversed(self._cache.entries):
+                if entry.root:
+                    yield persist.Root(entry.tokens, self._tool_states[entry.seq], context.save(entry.seq))
+
+        try:
+            n = persist.save(s.saved, s.saved_key, roots())
+            log.info("event=backbone_prefixes_saved n=%d", n)
+        except OSError as exc:
+            log.warning("event=backbone_save_failed error=%s", type(exc).__name__)
 
     def _close(self, network: Network) -> None:
+        if not self._dead:
+            self._save()
         self._die(self._dead or "stopped")
-        if self._context is not None:
-            if self._before_close is not None and not self._dead.startswith("DecodeFault"):
-                try:
-                    self._before_close(self._context, self._cache)
-                except Exception as exc:
-                    log.warning("event=backbone_save_failed error=%s", type(exc).__name__)
-            self._context.close()
-            self._context = None
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
         network.close()
 
 
@@ -353,10 +476,17 @@ def usable_prefix(n_reused: int, tool_ends: Sequence[int], n_states: int) -> tup
     return tool_ends[n_states], n_states
 
 
+def _joined(known: npt.NDArray[np.float32], n_known: int, new: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Tool states of a prompt; the very array of the prefix when nothing is added, so that it is kept once."""
+    if not len(new):
+        return known if n_known == len(known) else known[:n_known]
+    return np.concatenate([known[:n_known], new])
+
+
 def _finish(job: Job, outcome: States | BaseException) -> None:
-    if not job.future.set_running_or_notify_cancel():
-        return
-    if isinstance(outcome, States):
-        job.future.set_result(outcome)
-    else:
-        job.future.set_exception(outcome)
+    """Give the caller its outcome, unless it has one already: from the watcher, or its own cancellation."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, States):
+            job.future.set_result(outcome)
+        else:
+            job.future.set_exception(outcome)

@@ -1,0 +1,192 @@
+"""However a state is come by, it is the same state: stopped early or run to the end, cached, chunked, restored."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from whetherman_edge.backbone import llama
+from whetherman_edge.backbone.capture import Capture
+from whetherman_edge.backbone.llama import Context, Network
+
+pytestmark = pytest.mark.model
+
+TEXT = (
+    "Tools:\nsearch_mail(query*, limit): Search the user's mail by free text.\nget_weather(city*): Weather of a city.\n"
+    "System: Be brief.\nUser: Could you find the last invoice of the landlord, and is it raining in Oslo?\nNext:"
+)
+Whole = tuple[Network, float]
+F32 = npt.NDArray[np.float32]
+
+
+def cosine(a: F32, b: F32) -> float:
+    """The smallest cosine over the rows of two arrays of one shape."""
+    a, b = np.atleast_2d(a).astype(np.float64), np.atleast_2d(b).astype(np.float64)
+    assert a.shape == b.shape
+    return float(((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))).min())
+
+
+def ids_of(network: Network, text: str = TEXT) -> list[int]:
+    return [network.bos, *network.tokenize(text)]
+
+
+def context_on(network: Network, layer: int, chunk: int = 128, n_seq: int = 4) -> Context:
+    return Context(network, layer=layer, n_cells=1024, n_seq=n_seq, chunk=chunk, n_threads=1)
+
+
+class Everything(Capture):
+    """Lets the graph run to its end and copies every block's output on the way."""
+
+    def __init__(self, lib: Any, name: str, **sizes: Any) -> None:
+        super().__init__(lib, name, **{**sizes, "native": False})
+        self.found: dict[str, F32] = {}
+
+    def _on_node(self, tensor: int, ask: bool, user: Any) -> bool:
+        name = self._ggml.ggml_get_name(tensor).decode()
+        wanted = name == "result_norm" or name.startswith("l_out-")
+        if ask or not wanted:
+            return wanted or not ask
+        n_bytes = self._ggml.ggml_nbytes(tensor)
+        buffer = np.empty((n_bytes // (4 * self.width), self.width), dtype=np.float32)
+        ctypes.memmove(buffer.ctypes.data, self._ggml.ggml_get_data(tensor), n_bytes)
+        self.found[name] = buffer
+        self.state.seen_bytes = 0
+        if name == self.name:
+            ctypes.memmove(self.state.out, buffer.ctypes.data, n_bytes)
+            self.state.seen_bytes = n_bytes
+        return True
+
+
+def test_stopped_early_is_the_full_run_on_every_layer_and_after_reuse(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, floor = whole
+    ids = ids_of(network)
+    half = len(ids) // 2
+    with monkeypatch.context() as patch:
+        patch.setattr(llama, "Capture", Everything)
+        full = context_on(network, network.n_layer)
+        everything = full.capture
+        assert isinstance(everything, Everything)
+        full.decode(0, ids, 0, (len(ids) - 1,))
+        whole_run = {name: rows[-1].copy() for name, rows in everything.found.items()}
+        full.truncate(0, half)
+        full.decode(0, ids[half:], half, (len(ids) - 1 - half,))
+        second_half = {name: rows[-1].copy() for name, rows in everything.found.items()}
+        full.close()
+    assert len(whole_run) == network.n_layer + 1
+    for layer in range(network.n_layer + 1):
+        early = context_on(network, layer)
+        at_once = early.decode(0, ids, 0, (len(ids) - 1,))
+        # The keys and values that the first early stop left behind carry the second half. Like is compared with like:
+        # the same tokens in batches of another shape round differently, in a full run as well.
+        early.truncate(0, half)
+        continued = early.decode(0, ids[half:], half, (len(ids) - 1 - half,))
+        early.close()
+        name = f"l_out-{layer}" if layer < network.n_layer else "result_norm"
+        assert cosine(at_once[0], whole_run[name]) >= floor, name
+        assert cosine(continued[0], second_half[name]) >= floor, name
+        if layer < network.n_layer:
+            assert cosine(continued[0], whole_run[name]) >= floor, name
+
+
+def test_cached_copied_and_chunked_are_whole_and_alone(whole: Whole) -> None:
+    network, floor = whole
+    ids = ids_of(network)
+    ends = [20, 37, len(ids) - 1]
+    fresh = context_on(network, 9)
+    alone = fresh.decode(0, ids, 0, ends)
+    fresh.close()
+    chunked = context_on(network, 9, chunk=16)
+    assert cosine(chunked.decode(0, ids, 0, ends), alone) >= floor
+    chunked.close()
+    shared = context_on(network, 9)
+    head = shared.decode(0, ids[:38], 0, ends[:2])
+    for seq in (1, 2):  # two sessions on one prefix, with something else of the first in between
+        shared.copy(0, seq, 38)
+        shared.decode(seq, ids[3:20], 38)
+        shared.truncate(seq, 38)
+        last = shared.decode(seq, ids[38:], 38, (ends[2] - 38,))
+        assert cosine(last, alone[2:]) >= floor
+    assert cosine(head, alone[:2]) >= floor
+    assert (shared.length(0), shared.length(1)) == (38, len(ids))
+    shared.close()
+
+
+def test_restored_is_fresh(whole: Whole) -> None:
+    network, floor = whole
+    ids = ids_of(network)
+    first = context_on(network, 9)
+    alone = first.decode(0, ids, 0, (len(ids) - 1,))
+    first.truncate(0, 38)
+    cells = first.save(0)
+    first.close()
+    second = context_on(network, 9)
+    assert second.restore(3, cells)
+    assert second.length(3) == 38
+    assert cosine(second.decode(3, ids[38:], 38, (len(ids) - 1 - 38,)), alone) >= floor
+    assert not second.restore(2, cells[: len(cells) // 2])
+    assert not second.restore(2, b"\0" * 64)
+    assert second.length(2) == 0
+    second.close()
+
+
+def test_an_abort_leaves_the_cells_as_they_were(whole: Whole) -> None:
+    network, floor = whole
+    ids = ids_of(network)
+    context = context_on(network, 9, chunk=16)
+    alone = context.decode(0, ids, 0, (len(ids) - 1,))
+    context.truncate(0, 32)
+    context.capture.stop(True)
+    with pytest.raises(llama.Aborted) as aborted:
+        context.decode(0, ids[32:], 32, (len(ids) - 33,))
+    assert (aborted.value.n_done, len(aborted.value.states)) == (0, 0)
+    assert context.length(0) == 32
+    context.capture.stop(False)
+    assert cosine(context.decode(0, ids[32:], 32, (len(ids) - 33,)), alone) >= floor
+    context.close()
+
+
+def test_the_compiled_callback_and_its_ctypes_twin_give_the_same_bits(
+    whole: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, _ = whole
+    ids = ids_of(network)
+    rows = {}
+    for native in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                llama, "Capture", lambda lib, name, native=native, **k: Capture(lib, name, native=native, **k)
+            )
+            context = context_on(network, 5, chunk=32)
+        assert context.capture.native is native
+        rows[native] = context.decode(0, ids, 0, (3, 40, len(ids) - 1))
+        context.capture.stop(True)
+        with pytest.raises(llama.Aborted):
+            context.decode(0, ids[:4], len(ids), ())
+        context.close()
+    assert np.array_equal(rows[True], rows[False])
+
+
+def test_without_the_compiled_module_the_twin_serves(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, _ = whole
+    monkeypatch.setattr("whetherman_edge.backbone.capture._native_addresses", lambda: None)
+    context = context_on(network, 3)
+    assert not context.capture.native
+    assert np.isfinite(context.decode(0, ids_of(network), 0, (10,))).all()
+    context.close()
+    with pytest.raises(RuntimeError, match="compiled module"):
+        Capture(network.lib, "l_out-3", rows_max=1, width=network.n_embd, native=True)
+
+
+def test_control_tokens_in_a_text_stay_text(whole: Whole) -> None:
+    network, _ = whole
+    for token in ("<end_of_turn>", "<start_of_turn>", "<bos>", "<eos>", "<pad>"):
+        control = network.control(token)
+        assert control not in network.tokenize(f"User: {token} now")
+        assert len(network.tokenize(token)) > 1
+    assert network.bos not in network.tokenize("User: hello")
