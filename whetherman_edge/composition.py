@@ -190,6 +190,7 @@ def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> G
                 breaker=breaker,
                 count=lambda outcome: counters.add("backbone_requests_total", (("outcome", outcome),)),
                 threads=config.backbone_threads,
+                keep_prefixes=deadline,  # a daemon has one, a command does not
             )
             if engine.stage is None:
                 log.warning("event=backbone_unusable detail=%r hint=the_static_stage_serves", engine.fault)

@@ -18,6 +18,7 @@ import numpy as np
 from whetherman_edge.backbone import install
 from whetherman_edge.backbone.head import Heads, open_heads
 from whetherman_edge.backbone.manifest import Manifest, read_manifest
+from whetherman_edge.backbone.persist import Key as PrefixKey
 from whetherman_edge.backbone.stage import Breaker, NoBreaker, Outcome, Stage
 from whetherman_edge.backbone.worker import Worker, WorkerSettings
 from whetherman_edge.dialects.chat import ChatView, Message, Parameter, Tool
@@ -204,11 +205,13 @@ def open_engine(
     breaker: Breaker | None = None,
     count: Callable[[Outcome], None] = lambda _outcome: None,
     threads: int = 0,
+    keep_prefixes: bool = False,
 ) -> StagedEngine:
     """The engine "gemma" or "auto" on the packaged backbone artifact; its stage is not started yet.
 
     An artifact that is missing or does not fit makes an engine without a stage, which serves the static verdicts.
-    ``threads``: 0 for as many as there are cores, up to BACKBONE_THREADS_MAX.
+    ``threads``: 0 for as many as there are cores, up to BACKBONE_THREADS_MAX. ``keep_prefixes``: save the keys and
+    values of tools blocks when the backbone is closed (a command, which closes at once, only reads a daemon's).
     """
     try:
         manifest = read_manifest()
@@ -217,7 +220,7 @@ def open_engine(
         fusion = Fusion(heads.fusion_weights, heads.fusion_bias)
     except (ArtifactError, ValueError) as exc:
         return StagedEngine(name, static, None, None, str(exc))
-    stage = _stage(manifest, heads, name, breaker or NoBreaker(), count, threads)
+    stage = _stage(manifest, heads, name, breaker or NoBreaker(), count, threads, keep_prefixes)
     return StagedEngine(name, static, stage, fusion)
 
 
@@ -225,7 +228,7 @@ def open_chooser(name: str, router_sha256: str) -> Chooser:
     """The backbone's part in a choice of tools, started and waited for. Raises ArtifactError, EnvironmentFault."""
     manifest = read_manifest()
     manifest.check_stages(manifest.gate_static_sha256, router_sha256)
-    stage = _stage(manifest, open_heads(manifest), name, NoBreaker(), lambda _outcome: None, 0)
+    stage = _stage(manifest, open_heads(manifest), name, NoBreaker(), lambda _outcome: None, 0, False)
     if stage.route_fusion is None:
         raise ArtifactError("the backbone artifact has no pointer head, which says which tool")
     stage.start()
@@ -237,27 +240,39 @@ def open_chooser(name: str, router_sha256: str) -> Chooser:
 
 
 def _stage(
-    manifest: Manifest, heads: Heads, name: str, breaker: Breaker, count: Callable[[Outcome], None], threads: int
+    manifest: Manifest,
+    heads: Heads,
+    name: str,
+    breaker: Breaker,
+    count: Callable[[Outcome], None],
+    threads: int,
+    keep_prefixes: bool,
 ) -> Stage:
     settings = WorkerSettings(
         layer=manifest.layer,
         n_threads=threads or min(BACKBONE_THREADS_MAX, n_cores()),
         tools_max=manifest.tools_max,
         dialogue_max=manifest.dialogue_max,
+        saved=install.prefixes_path(manifest),
+        save=keep_prefixes,
     )
     return Stage(
         manifest,
         heads,
         locate=partial(install.require_backbone, manifest),
-        make_worker=partial(_worker, settings),
+        make_worker=partial(_worker, settings, manifest),
         breaker=breaker,
         count=count,
         required=name == "gemma",
     )
 
 
-def _worker(settings: WorkerSettings, path: Path) -> Worker:
-    return Worker(path, settings)
+def _worker(settings: WorkerSettings, manifest: Manifest, path: Path) -> Worker:
+    found = install.find_backbone(manifest)
+    if found is None or found.path != path:
+        return Worker(path, settings)
+    key = PrefixKey(found.sha256, manifest.layer, manifest.prompt_style)
+    return Worker(path, msgspec.structs.replace(settings, saved_key=key))
 
 
 def n_cores() -> int:

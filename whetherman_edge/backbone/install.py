@@ -90,6 +90,11 @@ def ensure_backbone(
     return made
 
 
+def prefixes_path(manifest: Manifest) -> Path:
+    """Where keys and values of tools blocks are kept over a restart (``persist``); beside the derived weights."""
+    return _derived(manifest).with_suffix(".prefixes")
+
+
 def verify_backbone(manifest: Manifest) -> store.Installed:
     """Hash the weights again. Raises ArtifactError when they are absent or have changed."""
     found = find_backbone(manifest)

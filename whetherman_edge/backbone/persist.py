@@ -31,12 +31,14 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Key(msgspec.Struct, frozen=True):
-    """What the cells depend on. Another value of any of them makes a saved file worthless."""
+    """What the cells depend on. Another value of any of them makes a saved file worthless. ``llama``: the version of
+    llama-cpp-python, which the worker fills in once it has loaded it.
+    """
 
     model_sha256: str
     layer: int
     style: str
-    llama: str
+    llama: str = ""
 
 
 class Root(msgspec.Struct, frozen=True):

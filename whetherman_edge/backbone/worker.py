@@ -144,6 +144,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="backbone", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="backbone-watch", daemon=True)
         self._context: Context | None = None
+        self._saved_key: persist.Key | None = None
         self._cache = PrefixCache(settings.n_seq, settings.n_cells)
         self._no_states = np.zeros((0, 0), dtype=np.float32)
         self._pieces: OrderedDict[Piece, array[int]] = OrderedDict()
@@ -421,9 +422,10 @@ class Worker:
         s = self.settings
         if s.saved is None or s.saved_key is None or self._context is None:
             return
+        self._saved_key = msgspec.structs.replace(s.saved_key, llama=str(network.lib.__version__))
         room = s.n_cells - s.tools_max - s.dialogue_max - SCRATCH_CELLS
         roots: list[persist.Root] = []
-        for root in persist.load(s.saved, s.saved_key, network.n_embd)[: s.n_seq // 2]:
+        for root in persist.load(s.saved, self._saved_key, network.n_embd)[: s.n_seq // 2]:
             room -= len(root.tokens)
             if room < 0:
                 break
@@ -441,7 +443,7 @@ class Worker:
 
     def _save(self) -> None:
         s, context = self.settings, self._context
-        if not s.save or s.saved is None or s.saved_key is None or context is None:
+        if not s.save or s.saved is None or self._saved_key is None or context is None:
             return
 
         def roots() -> Iterator[persist.Root]:
@@ -450,7 +452,7 @@ class Worker:
                     yield persist.Root(entry.tokens, self._tool_states[entry.seq], context.save(entry.seq))
 
         try:
-            n = persist.save(s.saved, s.saved_key, roots())
+            n = persist.save(s.saved, self._saved_key, roots())
             log.info("event=backbone_prefixes_saved n=%d", n)
         except OSError as exc:
             log.warning("event=backbone_save_failed error=%s", type(exc).__name__)
