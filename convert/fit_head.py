@@ -39,12 +39,12 @@ from whetherman_edge.gate.verdict import LABELS
 F32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 
-RIDGE: Final = 3e-3
+RIDGE: Final = 3e-2
 STEPS: Final = 600
 SMOOTHING: Final = 0.1
 """Of a label's mass, spread over the other labels that the dialogue's authors would accept too."""
-WEIGHT_BACKBONE: Final = 0.3
-WEIGHT_STATIC: Final = 0.8
+WEIGHT_BACKBONE: Final = 0.1
+WEIGHT_STATIC: Final = 0.95
 TOOLS_MAX: Final = 3_072
 DIALOGUE_MAX: Final = 1_536
 ASK_BAND: Final = {"low": 0.35, "high": 0.95}
@@ -166,6 +166,7 @@ def main() -> None:
     heads = options.out / "backbone.safetensors"
     part = heads.with_suffix(".part")
     save_file({"head_weight": weight.astype(np.float32), "head_bias": bias.astype(np.float32), **fusion()}, part)
+    part.chmod(0o644)  # the library makes private files
     os.replace(part, heads)
     tau = static.default_tau
     value = {
