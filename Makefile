@@ -1,8 +1,9 @@
-# make serve   install if needed, then run the sidecar          UPSTREAM=http://127.0.0.1:11434 PORT=8088 ARGS="--mode shadow"
+# make serve   install if needed, then run the sidecar          UPSTREAM=http://127.0.0.1:11434 PORT=8088 ARGS="--mode shadow" GEMMA=0
 # make test    install if needed, then everything CI runs       TESTS=tests/kernels  PYTEST_ARGS="-k cosine"
 #
 # The rest: install style types sanitize pytest check bench wheel format clean. Needs python3 (3.11 or later, with venv) and
-# gcc; everything else comes from PyPI into .venv. Without gcc, install and serve still work, on the NumPy kernels.
+# gcc and g++; everything else comes from PyPI into .venv. Without a compiler, install and serve still work: on the NumPy
+# kernels, with the static stage alone. GEMMA=0 leaves the backbone out (llama.cpp: 6 to 8 minutes of compiling, once).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -18,7 +19,8 @@ PORT ?= 8088
 ARGS ?=
 TESTS ?= tests
 PYTEST_ARGS ?=
-TEST_MODELS ?= smollm2-135m qwen-0.5b
+TEST_MODELS ?= smollm2-135m qwen-0.5b gemma
+GEMMA ?= 1
 BUILD := build
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -48,16 +50,25 @@ $(VENV)/.installed-test: $(SOURCES) | $(BIN)/python
 	@WHETHERMAN_REQUIRE_NATIVE=1 $(BIN)/python -m pip install --editable '.[test]'
 	@touch $(VENV)/.installed $@
 
+# llama.cpp, compiled for this machine with its progress shown, and the backbone's weights. No compiler, no network: not
+# an error, the static stage serves; the stamp is made only when all of it is there.
+$(VENV)/.installed-gemma: | $(VENV)/.installed
+	@echo "== installing the backbone (GEMMA=0 leaves it out)"
+	@if $(BIN)/whetherman-edge model install gemma; then touch $@; else echo "== without the backbone: the static stage serves; \`make install\` tries again" >&2; fi
+
 .PHONY: install install-test
-install: $(VENV)/.installed
+install: $(VENV)/.installed $(if $(filter-out 0,$(GEMMA)),$(VENV)/.installed-gemma)
 install-test: $(VENV)/.installed-test
 
 # ---- running -----------------------------------------------------------------------------------------------------------
 
 # The upstream: UPSTREAM=, else the configured one, else Ollama, LM Studio or llama.cpp on this machine, else embedded.
+# What is still missing of the backbone is built beside the running sidecar, at low priority, and ends with it.
 .PHONY: serve
-serve: install
+serve: $(VENV)/.installed
 	@upstream='$(UPSTREAM)'; [ -n "$$upstream" ] || upstream=$$($(BIN)/python -m whetherman_edge.service.model_server); \
+	    if [ '$(GEMMA)' != 0 ] && [ ! -e $(VENV)/.installed-gemma ]; then \
+	        { $(BIN)/python -m whetherman_edge.backbone.beside $$$$ && touch $(VENV)/.installed-gemma; } & fi; \
 	    exec $(BIN)/whetherman-edge serve --port $(PORT) --upstream "$$upstream" $(ARGS)
 
 # ---- checks ------------------------------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ def _run(arguments: list[str], progress: Progress) -> None:
         encoding="utf-8",
         errors="replace",
     )
+    _RUNNING.append(child)
     assert child.stdout is not None
     last: deque[str] = deque(maxlen=LAST_LINES)
     total = 0
@@ -113,12 +114,22 @@ def _run(arguments: list[str], progress: Progress) -> None:
         if total:
             progress.end()
         _end(child)
+        _RUNNING.remove(child)
         child.stdout.close()
     if child.returncode != 0:
         raise EnvironmentFault(
             f"expected pip to build llama-cpp-python, it failed (exit {child.returncode}): {' | '.join(last)[:800]}; "
             "the static stage serves meanwhile"
         )
+
+
+_RUNNING: list[subprocess.Popen[str]] = []
+
+
+def end_all() -> None:
+    """End the builds of this process, from any thread."""
+    for child in tuple(_RUNNING):  # its own thread removes it meanwhile
+        _end(child)
 
 
 def _end(child: subprocess.Popen[str]) -> None:

@@ -39,9 +39,11 @@ class Silent:
 class ConsoleProgress:
     """Writes to a text stream (stderr by default): bytes, share, rate and time left."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, interval_s: float | None = None) -> None:
+        """``interval_s``: a whole line that often, on a terminal too, for one that others write to as well."""
         self._stream = sys.stderr if stream is None else stream
-        self._terminal = self._stream.isatty()
+        self._terminal = self._stream.isatty() and interval_s is None
+        self._line_interval_s = LOG_INTERVAL_S if interval_s is None else interval_s
         self._label, self._unit = "", "bytes"
         self._total_bytes = self._first_bytes = self._shown_bytes = 0
         self._start_s = self._next_s = 0.0
@@ -56,7 +58,7 @@ class ConsoleProgress:
         self._label, self._total_bytes, self._unit = label, total_bytes, unit
         self._first_bytes = self._shown_bytes = done_bytes
         self._start_s = time.monotonic()
-        self._next_s = self._start_s + (0.0 if self._terminal else LOG_INTERVAL_S)
+        self._next_s = self._start_s + (0.0 if self._terminal else self._line_interval_s)
         if done_bytes:
             self.note(f"{label}: going on behind {human_bytes(done_bytes)} fetched earlier")
 
@@ -66,7 +68,7 @@ class ConsoleProgress:
         now_s = time.monotonic()
         if now_s < self._next_s and self._shown_bytes < self._total_bytes:
             return
-        self._next_s = now_s + (TERMINAL_INTERVAL_S if self._terminal else LOG_INTERVAL_S)
+        self._next_s = now_s + (TERMINAL_INTERVAL_S if self._terminal else self._line_interval_s)
         line = self._line(now_s)
         if self._terminal:
             self._stream.write("\r" + line.ljust(self._drawn))
