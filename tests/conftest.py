@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,12 @@ def _no_user_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("WHETHERMAN_") and not name.startswith(keep):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_user_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decisions that tests make are not recorded among the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv("STATE_DIRECTORY", raising=False)
+        yield

@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "backbone": ("dialects.chat", "kernels._native"),
     "engine": ("dialects.chat", "gate", "kernels", "profiles.schema", "router", "backbone"),
     "ledger": ("config",),
-    "proxy": ("config", "dialects", "gate", "profiles", "ledger.counters", "__version__"),
+    "proxy": ("config", "dialects", "gate", "profiles", "ledger.counters", "ledger.entry", "__version__"),
     "service": ("config", "backbone"),
     "calibrate": ("config", "dialects", "engine", "gate", "profiles", "router", "__version__"),
     "bench": ("*",),

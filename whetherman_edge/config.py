@@ -24,6 +24,7 @@ from whetherman_edge.gate.verdict import Engine, Label, Mode
 UpstreamKind = Literal["auto", "openai", "ollama", "llamacpp", "vllm", "lmstudio", "anthropic", "unknown"]
 InterventionMode = Literal["auto", "note", "none", "strip", "prefill", "prune"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LedgerMode = Literal["on", "text", "off"]
 
 ENV_PREFIX = "WHETHERMAN_"
 SECRET_KEYS = frozenset({"api_key", "upstream_api_key"})
@@ -76,6 +77,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     decision_socket: str = ""
     prefer_upstream_systemone: bool = False
     log_level: LogLevel = "info"
+    ledger: LedgerMode = "on"
 
     def profile_for_model(self, model: str) -> str:
         """Profile name that ``[agents]`` gives a model: an exact name first, then the longest matching glob."""
@@ -116,6 +118,7 @@ DOCS: dict[str, str] = {
     "decision_socket": "unix:PATH of the framed msgpack decision socket",
     "prefer_upstream_systemone": "relay /v1/systemone when the upstream serves it itself",
     "log_level": "debug, info, warning or error",
+    "ledger": "record decisions on this machine: on (no text of a prompt), text (its first 300 characters too), or off",
 }
 
 _FIELDS: dict[str, Any] = {field.name: field for field in msgspec.structs.fields(Config)}

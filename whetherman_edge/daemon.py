@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import uvloop
@@ -20,14 +21,18 @@ import uvloop
 from whetherman_edge import __version__, composition
 from whetherman_edge.composition import Gate
 from whetherman_edge.config import Config, Loaded
+from whetherman_edge.dialects.registry import PATHS
 from whetherman_edge.errors import UsageError
 from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.ledger.live import LiveLedger
 from whetherman_edge.proxy import decide, models
 from whetherman_edge.proxy.app import App
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.guard import Guard, check_bind
 from whetherman_edge.proxy.http_server import HttpServer
+from whetherman_edge.proxy.page import Page
+from whetherman_edge.proxy.recording import Recorder
 from whetherman_edge.proxy.systemone import PATH as SYSTEMONE_PATH
 from whetherman_edge.proxy.systemone import SystemOne, UpstreamFirst
 from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
@@ -35,14 +40,13 @@ from whetherman_edge.router.decision import Choice
 from whetherman_edge.router.typed_questions import TypedJudge
 from whetherman_edge.service import logs
 from whetherman_edge.service.decision_socket import DecisionSocket, Handlers
+from whetherman_edge.service.notify import Notifier, take_listeners, take_notifier
 from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
 log = logging.getLogger(__name__)
 
 # After a refused upload the rest is read and dropped for this long, so that the client sees the answer, not a reset.
 LINGER_S = 120.0
-# llama.cpp serves both; OpenAI-compatible clients use the first.
-CHAT_PATHS = ("/v1/chat/completions", "/chat/completions")
 # A request makes a few hundred containers that die by reference count; at Python's 700 each would bring a collection.
 GC_THRESHOLD = 5_000
 KIND_PAUSE_FIRST_S = 2.0
@@ -52,16 +56,18 @@ KIND_PAUSE_MAX_S = 600.0
 def run(loaded: Loaded) -> None:
     """Serve until SIGTERM or SIGINT. Raises UsageError and EnvironmentFault leaves when it cannot start."""
     logs.configure(loaded.config.log_level)
+    notifier, passed = take_notifier(), take_listeners()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(loaded))
+        runner.run(_serve(loaded, notifier, passed))
 
 
-async def _serve(loaded: Loaded) -> None:
+async def _serve(loaded: Loaded, notifier: Notifier, passed: Sequence[socket.socket]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
 
     def end() -> None:
+        notifier.send("STOPPING=1")
         stop.set()
         if starting is not None:  # a download or a model that loads would otherwise be waited for
             starting.cancel()
@@ -69,12 +75,14 @@ async def _serve(loaded: Loaded) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     try:
-        async with running(loaded):
+        async with running(loaded, passed) as urls:
             starting = None
             gc.collect()
             gc.freeze()  # what was made at start stays; collections need not walk it again and again
             gc.set_threshold(GC_THRESHOLD)
-            await stop.wait()
+            async with notifier.beating():
+                notifier.send("READY=1", f"STATUS=listening on {', '.join(urls)}")
+                await stop.wait()
             log.info("event=draining")
     except asyncio.CancelledError:
         if not stop.is_set():
@@ -83,10 +91,13 @@ async def _serve(loaded: Loaded) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
-    """The daemon, serving inside the block; yields the URLs it listens on."""
+async def running(loaded: Loaded, passed: Sequence[socket.socket] = ()) -> AsyncIterator[list[str]]:
+    """The daemon, serving inside the block; yields the URLs it listens on.
+
+    ``passed``: listening sockets of the service manager; they take the place of our own, and stay when we end.
+    """
     config = loaded.config
-    listeners = _listeners(loaded)
+    listeners = _passed(config, passed) if passed else _listeners(loaded)
     decision_listener = None
     try:
         if config.decision_socket:
@@ -106,7 +117,9 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
                 target, connect_timeout_s=config.connect_timeout_s, idle_timeout_s=config.idle_timeout_s
             )
             stack.callback(upstream.close)
-            app = _app(config, upstream, gate, counters)
+            ledger = LiveLedger(config.ledger != "off", counters)
+            stack.push_async_callback(asyncio.to_thread, ledger.close)
+            app = _app(config, upstream, gate, counters, ledger)
             await _decision_socket(decision_listener, gate, stack)
             gate.warm_up()
             async with _accepting(app, listeners, config.drain_timeout_s):
@@ -121,7 +134,7 @@ async def running(loaded: Loaded) -> AsyncIterator[list[str]]:
         for listener in (*listeners, decision_listener):
             if listener is not None:
                 listener.close()
-        if config.listen:
+        if config.listen and not passed:
             unlink_unix(config.listen.removeprefix("unix:"))
         if decision_listener is not None:
             unlink_unix(config.decision_socket.removeprefix("unix:"))
@@ -141,6 +154,19 @@ def _listeners(loaded: Loaded) -> list[socket.socket]:
             listener.close()
         raise
     return listeners
+
+
+def _passed(config: Config, passed: Sequence[socket.socket]) -> list[socket.socket]:
+    """The service manager's sockets. Raises ConfigError for an address that needs an API key, where none is set."""
+    try:
+        for listener in passed:
+            if listener.family != socket.AF_UNIX:
+                check_bind(listener.getsockname()[0], config.api_key)
+    except BaseException:
+        for listener in passed:
+            listener.close()
+        raise
+    return list(passed)
 
 
 async def _target(config: Config, gate: Gate, stack: contextlib.AsyncExitStack) -> Target:
@@ -195,7 +221,7 @@ async def _decision_socket(listener: socket.socket | None, gate: Gate, stack: co
     stack.push_async_callback(server.stop)
 
 
-def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> App:
+def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters, ledger: LiveLedger) -> App:
     exchange = Exchange(
         upstream,
         counters,
@@ -204,13 +230,19 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> 
         body_bytes_max=config.body_bytes_max,
         api_key=config.api_key,
         upstream_api_key=config.upstream_api_key,
+        recorder=Recorder(ledger.record, text=config.ledger == "text") if ledger.recording else None,
     )
     typed = TypedJudge(gate.router.scorer) if gate.router is not None else None
     systemone = SystemOne(typed, counters, gate=gate.verdict_on if gate.engine is not None else None, fault=gate.fault)
     serve_systemone = (
         UpstreamFirst(systemone, exchange).handle if config.prefer_upstream_systemone else systemone.handle
     )
-    health = Health(upstream, gate.learned, counters, lambda: gate.fault, __version__, gate.backbone, gate.count)
+
+    def count() -> None:
+        gate.count()
+        ledger.count()
+
+    health = Health(upstream, gate.learned, counters, lambda: gate.fault, __version__, gate.backbone, count)
     guard = Guard(
         host=config.host,
         api_key=config.api_key,
@@ -227,9 +259,10 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters) -> 
             ("GET", "/metrics"): health.metrics,
             ("GET", models.PATH): models.Models(exchange).handle,
             ("POST", SYSTEMONE_PATH): serve_systemone,
+            **Page(ledger.shown).paths(),
             ("POST", decide.PATH): decide.DecideEndpoint(gate.gating, config.gate_body_bytes_max).handle,
         },
-        gated=dict.fromkeys(CHAT_PATHS, exchange.chat),
+        gated={path: functools.partial(exchange.chat, dialect=dialect) for path, dialect in PATHS.items()},
         relay=exchange.relay,
     )
 

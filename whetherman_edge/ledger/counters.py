@@ -31,6 +31,8 @@ HELP: dict[str, str] = {
     "backbone_results_reused_total": "prompts answered from the results kept, some of them late ones of before",
     "backbone_tokens_total": "prompt tokens of the backbone by source (reused, decoded)",
     "backbone_aborted_total": "abandoned prompts stopped for one that somebody waited for",
+    "ledger_written_total": "decisions written to the ledger",
+    "ledger_dropped_total": "decisions that could not be recorded, by cause (queue, storage)",
     "prompt_tokens_withheld_total": "estimated prompt tokens of tools that were not sent",
 }
 

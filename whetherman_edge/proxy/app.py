@@ -12,7 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
+from whetherman_edge.dialects.error_shapes import detail_error
+from whetherman_edge.dialects.registry import PATHS
 from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy import page
 from whetherman_edge.proxy.guard import Guard
 from whetherman_edge.proxy.relay import Reply
 from whetherman_edge.proxy.upstream import Headers
@@ -21,10 +24,10 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[BaseRequest, Reply], Awaitable[Reply]]
 
-# Probes carry no key, and say nothing that needs one.
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
-# Clients of these read errors as {"detail": {"error_type", "message"}}.
-DETAIL_ERROR_PATHS = frozenset({"/v1/systemone"})
+# Probes carry no key, and say nothing that needs one; nor do the static files of the page.
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", *page.FILES})
+# Paths whose clients read errors in another shape than OpenAI's.
+ERROR_SHAPES = {path: dialect.error for path, dialect in PATHS.items()} | {"/v1/systemone": detail_error}
 _CORS_EXPOSED = b"x-whetherman-decision, x-whetherman-applied, x-whetherman-reason, x-whetherman-confidence, "
 _CORS_EXPOSED += b"x-whetherman-engine, x-whetherman-ms"
 
@@ -76,7 +79,9 @@ class App:
         self.active += 1
         self._idle.clear()
         reply = Reply(request)
-        reply.detail_errors = request.rel_url.raw_path in DETAIL_ERROR_PATHS
+        shape = ERROR_SHAPES.get(request.rel_url.raw_path)
+        if shape is not None:
+            reply.error_shape = shape
         if self.draining:
             reply.keep_alive = False
         try:
@@ -141,6 +146,8 @@ class App:
                 "invalid_request_error",
                 "method_not_allowed",
             )
+        if path.startswith(page.PREFIX) or path == page.PREFIX[:-1]:
+            return await page.missing(request, reply)
         return await self._relay(request, reply)
 
     async def _preflight(self, request: BaseRequest, reply: Reply) -> Reply:

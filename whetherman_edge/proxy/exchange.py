@@ -13,11 +13,14 @@ from collections.abc import AsyncIterable
 
 from aiohttp.web_request import BaseRequest
 
+from whetherman_edge.dialects.dialect import Dialect
+from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.errors import UpstreamMissing, UpstreamReset
 from whetherman_edge.gate import policy
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating, Pending, Ruling
 from whetherman_edge.proxy.persuasion import Answer, Persuasion
+from whetherman_edge.proxy.recording import Recorder
 from whetherman_edge.proxy.relay import BodyStream, Reply, forwardable, read_body, relay
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, Upstream, UpstreamResponse
@@ -38,6 +41,8 @@ Body = bytes | AsyncIterable[bytes]
 class Exchange:
     """Relays and gates requests to one upstream.
 
+    A dialect (``dialects.dialect``) says how a request is read and edited, and how its reply is read.
+
     ``gate_body_bytes_max`` and ``body_bytes_max``: what the gate reads, and what gated paths accept at all.
     """
 
@@ -51,6 +56,7 @@ class Exchange:
         body_bytes_max: int,
         api_key: str = "",
         upstream_api_key: str = "",
+        recorder: Recorder | None = None,
     ) -> None:
         self._upstream = upstream
         self._counters = counters
@@ -60,30 +66,31 @@ class Exchange:
         self._body_bytes_max = body_bytes_max
         self._api_key = api_key
         self._upstream_api_key = upstream_api_key
+        self._recorder = recorder
 
-    async def chat(self, request: BaseRequest, reply: Reply) -> Reply:
-        """One chat request."""
+    async def chat(self, request: BaseRequest, reply: Reply, dialect: Dialect = OPENAI_CHAT) -> Reply:
+        """One chat request, in whatever dialect."""
         started_s = time.perf_counter()
         body = await self._receive(request)  # bytes, or what is too large for the gate, as a stream
         if not isinstance(body, bytes):
-            return await self._large(request, reply, body, started_s)
-        begun = self._gating.begin(request.headers, body)  # view, judge, decide, plan
+            return await self._large(request, reply, body, dialect, started_s)
+        begun = self._gating.begin(request.headers, body, dialect)  # view, judge, decide, plan
         if isinstance(begun, Pending) and not begun.may_apply:
-            return await self._alongside(request, reply, body, begun, started_s)
+            return await self._alongside(request, reply, body, begun, dialect, started_s)
         ruling = await begun.ruling() if isinstance(begun, Pending) else begun
         sent, ruling = self._gating.edit(body, ruling)  # the body itself, unless the ruling is applied
         try:
-            answer = await self._persuasion.ask(request, body, sent, ruling)  # send; once more if a call leaked
+            answer = await self._persuasion.ask(request, body, sent, ruling, dialect)  # send; once more if a call leaked
         except UpstreamMissing as exc:
             reply.extra += ruling.headers()
             return await self.fault(reply, exc)
         reply.extra += answer.ruling.headers()
         fault = await self._pass_on(answer.response, reply, answer.held, answer.tally)  # chunk by chunk, as it comes
-        self._conclude(answer, reply, fault, started_s)  # back-off, counters, the one log line
+        self._conclude(answer, reply, fault, started_s)  # back-off, counters, ledger, the one log line
         return reply
 
     async def _alongside(
-        self, request: BaseRequest, reply: Reply, body: bytes, pending: Pending, started_s: float
+        self, request: BaseRequest, reply: Reply, body: bytes, pending: Pending, dialect: Dialect, started_s: float
     ) -> Reply:
         """A request that goes out as it came: the model starts at once, the verdict is awaited meanwhile."""
         judging = asyncio.ensure_future(pending.ruling())
@@ -96,7 +103,7 @@ class Exchange:
             judging.cancel()
             raise
         try:
-            answer = Answer(response, await judging)
+            answer = Answer(response, await judging, dialect=dialect)
         except BaseException:
             response.abort()
             raise
@@ -167,7 +174,9 @@ class Exchange:
         body, whole = await read_body(request, self._gate_body_bytes_max)
         return body if whole else BodyStream(request, body, self._body_bytes_max)
 
-    async def _large(self, request: BaseRequest, reply: Reply, body: BodyStream, started_s: float) -> Reply:
+    async def _large(
+        self, request: BaseRequest, reply: Reply, body: BodyStream, dialect: Dialect, started_s: float
+    ) -> Reply:
         """A body over the gate's limit streams through ungated; one over the hard cap is refused (field case S09)."""
         ruling = Ruling(decision=policy.unscored("bypass:oversize"), mode="off", ms=0.0)
         reply.extra += ruling.headers()
@@ -178,7 +187,7 @@ class Exchange:
         except UpstreamMissing as exc:
             return await (self._refuse(reply) if body.too_large else self.fault(reply, exc))
         fault = await self._pass_on(response, reply)
-        self._conclude(Answer(response, ruling), reply, fault, started_s)
+        self._conclude(Answer(response, ruling, dialect=dialect), reply, fault, started_s)
         return reply
 
     async def _refuse(self, reply: Reply) -> Reply:
@@ -222,6 +231,16 @@ class Exchange:
             self._counters.add(
                 "outcomes_total", (("decision", decision.label), ("applied", applied), ("called", called))
             )
+        total_ms = (time.perf_counter() - started_s) * 1e3
+        if self._recorder is not None:
+            self._recorder(
+                ruling,
+                calls=calls if answer.tally is not None and not fault else -1,
+                status=reply.status,
+                fault=fault,
+                total_ms=total_ms,
+                tokens_withheld=answer.tokens_withheld,
+            )
         if not log.isEnabledFor(logging.INFO):
             return
         chat, plan = ruling.chat, ruling.plan
@@ -238,7 +257,7 @@ class Exchange:
             decision.p_need,
             decision.engine,
             ruling.ms,
-            (time.perf_counter() - started_s) * 1e3,
+            total_ms,
             reply.status,
             calls,
             len(chat.tools) if chat else 0,

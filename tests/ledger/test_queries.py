@@ -1,0 +1,112 @@
+"""What the page and replay read: counts, savings against shadow, suspects."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ledger.entries import entry
+from whetherman_edge.ledger import records
+from whetherman_edge.ledger.queries import SHADOW_MIN, rows, summary
+from whetherman_edge.ledger.records import Ledger
+
+NOW_S = 1_800_000_000.0
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "FLUSH_EVERY_S", 0.0)
+    monkeypatch.setattr(records.time, "time", lambda: NOW_S)
+    path = tmp_path / "l.sqlite3"
+
+    def run(*entries):
+        ledger = Ledger(path)
+        for one in entries:
+            ledger.record(one)
+        ledger.close()
+        assert ledger.written == len(entries)
+        return path
+
+    return run
+
+
+def at(seconds_ago: float, **keys):
+    return entry(at_s=NOW_S - seconds_ago, **keys)
+
+
+def test_without_a_ledger_all_is_zero(tmp_path):
+    shown = summary(tmp_path / "none.sqlite3")
+    assert (shown["rows"], shown["savings"]["enough"], rows(tmp_path / "none.sqlite3")) == (0, False, [])
+
+
+def test_counts_by_hour_day_and_agent(write):
+    path = write(
+        at(10, decision="ACT", agent="a"),
+        at(20, decision="ANSWER", agent="a", applied=True, mode="enforce"),
+        at(2 * 86_400, decision="ASK", agent="b"),
+        at(40 * 86_400, decision="ASK", agent="old"),
+    )
+    shown = summary(path, days=14, now_s=NOW_S)
+    assert shown["rows"] == 4
+    assert shown["hour"] == {"ACT": 1, "ANSWER": 1, "ASK": 0, "DECLINE": 0, "applied": 1}
+    assert [(day["ACT"], day["ANSWER"], day["ASK"]) for day in shown["per_day"]] == [(0, 0, 1), (1, 1, 0)]
+    assert {one["agent"]: one["requests"] for one in shown["agents"]} == {"a": 2, "b": 1}
+
+
+def test_savings_are_counted_against_shadow(write):
+    """Half of the shadow requests called, one in ten of the withheld did: 40 x 0.5 - 4 calls avoided."""
+    shadow = [at(60, calls=i % 2, total_ms=3_000.0) for i in range(20)]
+    withheld = [
+        at(50, applied=True, mode="enforce", calls=int(i < 4), total_ms=1_000.0, tokens_withheld=100) for i in range(40)
+    ]
+    follow = [at(40, decision="ACT", last_role="tool", total_ms=2_000.0, request_bytes=8_000) for _ in range(3)]
+    saved = summary(write(*shadow, *withheld, *follow), now_s=NOW_S)["savings"]
+    assert saved["enough"]
+    assert saved["calls"] == 16.0
+    assert saved["seconds"] == 40 * 2.0 + 16 * 2.0
+    assert saved["tokens"] == 40 * 100 + 16 * 2_000
+
+
+def test_nothing_is_claimed_without_enough_shadow(write):
+    shadow = [at(60, calls=1) for _ in range(SHADOW_MIN - 1)]
+    withheld = [at(50, applied=True, mode="enforce") for _ in range(40)]
+    saved = summary(write(*shadow, *withheld), now_s=NOW_S)["savings"]
+    assert (saved["enough"], saved["calls"], saved["tokens"]) == (False, 0.0, 0)
+
+
+def test_a_leaked_call_is_no_saving(write):
+    """It was withheld, and the model called all the same: the request was paid for twice."""
+    shadow = [at(60, calls=1) for _ in range(SHADOW_MIN)]
+    leaked = [at(50, mode="enforce", reason="leaked_call", calls=1) for _ in range(10)]
+    saved = summary(write(*shadow, *leaked), now_s=NOW_S)["savings"]
+    assert saved["calls"] == 0.0
+    assert saved["basis"][0]["withheld"] == 10
+
+
+def test_what_follows_speaks_against_a_decision(write):
+    path = write(
+        at(100, session=1, applied=True, mode="enforce"),
+        at(90, session=1, decision="ACT", calls=1),
+        at(80, session=2, applied=True, mode="enforce"),
+        at(70, session=2, decision="ACT", calls=0),
+        at(60, session=3, mode="enforce", reason="leaked_call", calls=1),
+        at(50, session=4, calls=1),
+        at(40, session=5, calls=0),
+        at(1_000, session=6, applied=True, mode="enforce"),
+        at(30, session=6, decision="ACT", calls=1),
+    )
+    suspects = [bool(row["suspect"]) for row in reversed(rows(path))]
+    assert suspects == [True, False, False, False, True, True, False, False, False]
+
+
+def test_rows_are_filtered_and_paged(write):
+    path = write(*(at(100 - i, agent="a" if i % 2 else "b", messages=i) for i in range(10)))
+    assert [row["messages"] for row in rows(path, where={"agent": "a"}, limit=2)] == [9, 7]
+    last = rows(path, where={"agent": "a"}, limit=2)[-1]["id"]
+    assert [row["messages"] for row in rows(path, where={"agent": "a"}, before=last)] == [5, 3, 1]
+
+
+@pytest.mark.parametrize("name", ["id; DROP TABLE decisions", "1=1 OR agent", "rowid"])
+def test_no_other_word_reaches_the_query(write, name):
+    path = write(at(1))
+    assert len(rows(path, where={name: "x"})) == 1
+    assert rows(path, where={"agent": "' OR 1=1 --"}) == []

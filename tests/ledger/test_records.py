@@ -1,0 +1,192 @@
+"""The ledger's writer: bounds, faults of the disk, kills, who may read it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from tests.fakes.upstream import PATIENCE_S
+from tests.ledger.entries import entry
+from whetherman_edge.ledger import records
+from whetherman_edge.ledger.records import COLUMNS, Ledger, default_path
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(records, "FLUSH_EVERY_S", 0.0)
+
+
+def stored(path) -> list[tuple]:
+    with sqlite3.connect(path) as db:
+        return db.execute(f"SELECT {', '.join(COLUMNS)} FROM decisions ORDER BY id").fetchall()
+
+
+def test_entries_come_back_as_they_went_in(tmp_path):
+    ledger = Ledger(tmp_path / "deep" / "l.sqlite3")
+    given = [entry(agent="qwen", applied=i % 2 == 0, confidence=0.1 * i) for i in range(5)]
+    for one in given:
+        ledger.record(one)
+    ledger.close()
+    assert stored(ledger.path) == [msgspec.structs.astuple(one) for one in given]
+    assert (ledger.written, ledger.dropped) == (5, {"queue": 0, "storage": 0})
+    assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(ledger.path.parent.stat().st_mode) == 0o700
+    with sqlite3.connect(ledger.path) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_nothing_is_made_before_the_first_decision(tmp_path):
+    ledger = Ledger(tmp_path / "l.sqlite3")
+    ledger.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "writable_by_all", "parent_is_a_file"])
+def test_an_unsafe_path_is_left_alone(tmp_path, kind):
+    path = tmp_path / "l.sqlite3"
+    target = tmp_path / "precious"
+    target.write_text("precious")
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "writable_by_all":
+        path.touch()
+        path.chmod(0o666)
+    else:
+        path = target / "l.sqlite3"
+    ledger = Ledger(path)
+    ledger.record(entry())
+    ledger.close()
+    assert (ledger.written, ledger.dropped["storage"]) == (0, 1)
+    assert target.read_text() == "precious"
+
+
+def test_a_dangling_link_is_not_followed(tmp_path):
+    (tmp_path / "l.sqlite3").symlink_to(tmp_path / "elsewhere")
+    ledger = Ledger(tmp_path / "l.sqlite3")
+    ledger.record(entry())
+    ledger.close()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("content", [b"no database at all, only text. " * 40, b"SQLite format 3\0" + b"\xff" * 8000])
+def test_a_broken_ledger_is_set_aside_not_overwritten(tmp_path, content):
+    path = tmp_path / "l.sqlite3"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    ledger = Ledger(path)
+    ledger.record(entry())
+    ledger.record(entry())
+    ledger.close()
+    assert ledger.written + ledger.dropped["storage"] == 2
+    assert [one.read_bytes() for one in tmp_path.glob("l.sqlite3.broken-*")] == [content]
+
+
+def test_a_locked_ledger_drops_and_recovers(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "BUSY_TIMEOUT_S", 0.01)
+    ledger = Ledger(tmp_path / "l.sqlite3")
+    ledger.record(entry())
+    assert ledger.settled(PATIENCE_S)
+    other = sqlite3.connect(ledger.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    ledger.record(entry())
+    assert ledger.settled(PATIENCE_S)
+    other.execute("ROLLBACK")
+    other.close()
+    ledger.record(entry())
+    ledger.close()
+    assert (ledger.written, ledger.dropped["storage"]) == (2, 1)
+
+
+def test_a_full_disk_drops_and_counts(tmp_path, monkeypatch):
+    """max_page_count gives the same SQLITE_FULL as a file system without room."""
+    monkeypatch.setattr(records, "FULL_SHARE", 1e9)  # no pruning
+    ledger = Ledger(tmp_path / "l.sqlite3", bytes_max=1)  # 16 pages
+    for _ in range(2_000):
+        ledger.record(entry(text="x" * 200))
+    ledger.close()
+    assert ledger.dropped["storage"] > 0
+    assert ledger.written + ledger.dropped["storage"] == 2_000
+    assert len(stored(ledger.path)) == ledger.written
+
+
+def test_the_size_is_bounded_and_the_newest_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "BATCH_MAX", 50)
+    bytes_max = 400_000
+    ledger = Ledger(tmp_path / "l.sqlite3", bytes_max=bytes_max)
+    n = 4_000
+    for i in range(n):
+        ledger.record(entry(messages=i))
+    ledger.close()
+    kept = [row[COLUMNS.index("messages")] for row in stored(ledger.path)]
+    assert ledger.path.stat().st_size <= bytes_max
+    assert 200 < len(kept) < n
+    assert kept == list(range(n - len(kept), n))
+
+
+def test_old_entries_go(tmp_path):
+    ledger = Ledger(tmp_path / "l.sqlite3", age_days_max=1.0)
+    ledger.record(entry(at_s=time.time() - 2 * 86_400.0))
+    ledger.record(entry(messages=7))
+    ledger.close()
+    assert [row[COLUMNS.index("messages")] for row in stored(ledger.path)] == [7]
+
+
+def test_a_full_queue_drops_and_never_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "QUEUE_MAX", 3)
+    monkeypatch.setattr(records.threading.Thread, "start", lambda _thread: None)  # a writer that does not get to run
+    ledger = Ledger(tmp_path / "l.sqlite3")
+    for _ in range(5):
+        ledger.record(entry())
+    assert ledger.dropped["queue"] == 2
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.ledger.entries import entry
+from whetherman_edge.ledger import records
+records.FLUSH_EVERY_S = 0.0
+ledger = records.Ledger(Path(sys.argv[1]))
+told = False
+while True:
+    ledger.record(entry())
+    ledger.settled(10)
+    if ledger.written > 200 and not told:
+        print("writing", flush=True)
+        told = True
+"""
+
+
+def test_a_kill_leaves_a_consistent_ledger(tmp_path):
+    path = tmp_path / "l.sqlite3"
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": "."}
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"writing\n"
+        process.send_signal(signal.SIGKILL)
+        process.wait(PATIENCE_S)
+        process.stdout.close()
+        with sqlite3.connect(path) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert len(stored(path)) > 600
+    ledger = Ledger(path)
+    ledger.record(entry())
+    ledger.close()
+    assert ledger.written == 1
+
+
+def test_o03_the_folder_that_systemd_gives_comes_first(monkeypatch, tmp_path):
+    monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path}/one:{tmp_path}/two")
+    assert default_path() == tmp_path / "one" / "ledger.sqlite3"
