@@ -43,7 +43,7 @@ def opened(tmp_path, monkeypatch, router, static):
         opens = Opens(worker)
         monkeypatch.setenv("WHETHERMAN_BACKBONE", str(write_artifact(tmp_path, **changed)))
         monkeypatch.setattr(engines.install, "require_backbone", lambda _manifest: opens.locate())
-        monkeypatch.setattr(engines, "_worker", lambda _settings, path: opens.make(path))
+        monkeypatch.setattr(engines, "_worker", lambda _settings, _manifest, path: opens.make(path))
         values = {"gate": static.sha256, "router": router.table.sha256, **changed}
         write_artifact(tmp_path, **values)
         engine = open_engine(name, static, router.table.sha256)

