@@ -423,7 +423,7 @@ class Worker:
         if s.saved is None or s.saved_key is None or self._context is None:
             return
         self._saved_key = msgspec.structs.replace(s.saved_key, llama=str(network.lib.__version__))
-        room = s.n_cells - s.tools_max - s.dialogue_max - SCRATCH_CELLS
+        room = s.n_cells // 2  # the other half is for what comes; roots are given up last
         roots: list[persist.Root] = []
         for root in persist.load(s.saved, self._saved_key, network.n_embd)[: s.n_seq // 2]:
             room -= len(root.tokens)
