@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from whetherman_edge.backbone import llama
 from whetherman_edge.backbone.capture import Capture
-from whetherman_edge.backbone.llama import Context, Network
+from whetherman_edge.backbone.llama import Context, Network, release_pages
 
 pytestmark = pytest.mark.model
 
@@ -190,3 +191,26 @@ def test_control_tokens_in_a_text_stay_text(whole: Whole) -> None:
         assert control not in network.tokenize(f"User: {token} now")
         assert len(network.tokenize(token)) > 1
     assert network.bos not in network.tokenize("User: hello")
+
+
+def test_the_embedding_table_does_not_stay_in_memory(whole: Whole) -> None:
+    """llama.cpp reads ahead all 178 MB of it; the few rows in use come back on demand."""
+    network, _ = whole
+    release_pages(network.path)
+    before = resident_kb(network.path)
+    context = context_on(network, 2)
+    assert np.isfinite(context.decode(0, ids_of(network), 0, (5,))).all()
+    context.close()
+    assert before < 1_000
+    assert 0 < resident_kb(network.path) < 60_000
+
+
+def resident_kb(path: Path) -> int:
+    """Of the mappings of a file in this process."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[0] in "0123456789abcdef" and "-" in line.split(maxsplit=1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
