@@ -38,6 +38,9 @@ from whetherman_edge.proxy.upstream import Headers
 
 log = logging.getLogger(__name__)
 
+# A judge that waits keeps the deadline itself, and then has a verdict to give; this is for one that does not.
+GRACE_S = 0.05
+
 _MODES = frozenset({"off", "shadow", "enforce"})
 
 
@@ -367,9 +370,9 @@ class Gating:
 
     async def _verdict_of(self, waiting: Awaitable[Verdict], deadline_s: float) -> Verdict | str:
         try:
-            async with asyncio.timeout(None if deadline_s == math.inf else deadline_s - self._clock()):
+            async with asyncio.timeout(None if deadline_s == math.inf else deadline_s + GRACE_S - self._clock()):
                 verdict = await waiting
-            return self._valid(verdict, deadline_s)
+            return self._valid(verdict, deadline_s + GRACE_S)
         except asyncio.CancelledError:
             self._breaker.gave_up()
             raise
