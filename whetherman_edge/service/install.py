@@ -1,0 +1,304 @@
+"""Installs, removes and looks at the service. Writes the files that ``plan`` names, and nothing else.
+
+A configuration that exists is never written, whatever is in it. A unit that was edited is set aside before ours takes
+its place; one that somebody else wrote is left alone, with an error that says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from whetherman_edge.config import DOCS, Config, default_config_path
+from whetherman_edge.errors import ConfigError, EnvironmentFault, UsageError
+from whetherman_edge.service import units
+
+Scope = Literal["user", "system"]
+Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
+
+COMMAND_TIMEOUT_S = 60.0
+
+
+class File(msgspec.Struct, frozen=True):
+    """A file of the plan. ``keep``: written only where there is none (the configuration). ``mode``: permissions."""
+
+    path: Path
+    text: str
+    mode: int
+    keep: bool = False
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What ``install`` writes and runs. ``unit``: the file whose presence means installed."""
+
+    manager: Literal["systemd", "launchd"]
+    scope: Scope
+    files: tuple[File, ...]
+    start: tuple[tuple[str, ...], ...]
+    stop: tuple[tuple[str, ...], ...]
+
+    @property
+    def units(self) -> tuple[File, ...]:
+        """The service's own files: what ``uninstall`` removes."""
+        return tuple(file for file in self.files if not file.keep)
+
+
+def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run one manager command; a missing program is exit code 127."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: not found")
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"{command[0]}: no answer in {COMMAND_TIMEOUT_S:.0f} s")
+
+
+def plan(
+    scope: Scope,
+    *,
+    config: Path | None = None,
+    on_demand: bool = False,
+    platform: str = sys.platform,
+    home: Path | None = None,
+    root: Path = Path("/"),
+    python: str = sys.executable,
+    port: int = units.PORT,
+) -> Plan:
+    """The files and commands for this machine. ``root``: where a system's files are (for packagers and tests).
+
+    Raises UsageError where there is no such service.
+    """
+    home = Path.home() if home is None else home
+    if platform == "darwin":
+        if scope == "system":
+            raise UsageError("service --system: expected --user on macOS; a model on a laptop belongs to its user")
+        return _launchd(home, config, python, port)
+    if not platform.startswith("linux"):
+        raise UsageError(f"service: expected Linux (systemd) or macOS (launchd), got {platform}; run `serve` yourself")
+    if scope == "system":
+        where = config or root / units.SYSTEM_CONFIG.lstrip("/")
+        folder, base = root / "etc/systemd/system", ("systemctl",)
+    else:
+        where = config or default_config_path()
+        settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+        folder, base = settings / "systemd/user", ("systemctl", "--user")
+    place = units.Place(python=_absolute(python), config=_unit_path(where), port=port)
+    service = units.system_service(place) if scope == "system" else units.user_service(place)
+    wanted = f"{units.NAME}.{'socket' if on_demand else 'service'}"
+    return Plan(
+        manager="systemd",
+        scope=scope,
+        files=(
+            File(where, _template(), 0o600, keep=True),
+            File(folder / f"{units.NAME}.service", service, 0o644),
+            File(folder / f"{units.NAME}.socket", units.socket_unit(place), 0o644),
+        ),
+        start=((*base, "daemon-reload"), (*base, "enable", wanted), (*base, "restart", wanted)),
+        stop=((*base, "disable", "--now", f"{units.NAME}.socket", f"{units.NAME}.service"), (*base, "daemon-reload")),
+    )
+
+
+def _launchd(home: Path, config: Path | None, python: str, port: int) -> Plan:
+    where = config or home / "Library/Application Support/whetherman/config.toml"
+    log = home / "Library/Logs/whetherman-edge.log"
+    place = units.Place(python=_absolute(python), config=str(where.absolute()), log=str(log), port=port)
+    file = home / f"Library/LaunchAgents/{units.LABEL}.plist"
+    domain = f"gui/{os.getuid()}"
+    return Plan(
+        manager="launchd",
+        scope="user",
+        files=(File(where, _template(), 0o600, keep=True), File(file, units.launch_agent(place), 0o644)),
+        start=(
+            ("launchctl", "bootout", f"{domain}/{units.LABEL}"),
+            ("launchctl", "bootstrap", domain, str(file)),
+        ),
+        stop=(("launchctl", "bootout", f"{domain}/{units.LABEL}"),),
+    )
+
+
+def install(wanted: Plan, run: Run = run_command, *, start: bool = True) -> list[str]:
+    """Write what is missing or changed, then start. Returns what was done, one line each.
+
+    Raises ConfigError before anything is written where a file is not ours, EnvironmentFault when the manager refuses.
+    """
+    for file in wanted.files:
+        _check(file)
+    done = [_write(file) for file in wanted.files]
+    if start:
+        for command in wanted.start:
+            result = run(command)
+            if result.returncode and "bootout" not in command:  # there may be nothing to boot out
+                raise EnvironmentFault(
+                    f"{' '.join(command)}: {_last_line(result)}; the files are in place: start it with that command, "
+                    "or run `whetherman-edge serve`"
+                )
+            done.append(f"ran      {' '.join(command)}")
+    return done
+
+
+def uninstall(wanted: Plan, run: Run = run_command) -> list[str]:
+    """Stop, and remove the service's files where we wrote them. The configuration and the ledger stay."""
+    done = []
+    present = [file for file in wanted.units if file.path.is_file()]
+    for file in present:
+        if not units.is_ours(file.path.read_text("utf-8", "replace")):
+            raise ConfigError(f"{file.path}: not written by `service install`; remove it yourself")
+    if present:
+        run(wanted.stop[0])
+        for file in present:
+            if not units.is_untouched(file.path.read_text("utf-8")):
+                done.append(f"kept     {_set_aside(file.path)} (it was edited)")
+            else:
+                file.path.unlink()
+            done.append(f"removed  {file.path}")
+        for command in wanted.stop[1:]:
+            run(command)
+    kept = next(file.path for file in wanted.files if file.keep)
+    if kept.exists():
+        done.append(f"kept     {kept}")
+    return done or ["nothing was installed"]
+
+
+def status(wanted: Plan, run: Run = run_command) -> tuple[bool, dict[str, str]]:
+    """Whether the service runs, and what the manager and the files say."""
+    unit = next(file for file in wanted.units if file.path.suffix in (".service", ".plist"))
+    shown = {"unit": str(unit.path), "installed": "yes" if unit.path.is_file() else "no"}
+    if shown["installed"] == "yes":
+        text = unit.path.read_text("utf-8", "replace")
+        shown["unit_is"] = (
+            "current" if text == unit.text else "edited" if not units.is_untouched(text) else "of another version"
+        )
+    shown["config"] = str(next(file.path for file in wanted.files if file.keep))
+    if wanted.manager == "launchd":
+        return _launchd_status(run, shown)
+    base = list(wanted.start[0][:-1])
+    properties = "ActiveState,SubState,Result,ExecMainStatus,NRestarts,StatusText,UnitFileState"
+    result = run([*base, "show", f"{units.NAME}.service", f"--property={properties}"])
+    if result.returncode:
+        return False, {**shown, "manager": _last_line(result)}
+    values = dict(line.split("=", 1) for line in result.stdout.splitlines() if "=" in line)
+    shown |= {name: values[name] for name in properties.split(",") if values.get(name)}
+    waiting = run([*base, "is-active", f"{units.NAME}.socket"]).stdout.strip() == "active"
+    if waiting:
+        shown["socket"] = "active: starts with the first connection"
+    if hint := exit_hint(values.get("ExecMainStatus", "")):
+        shown["hint"] = hint
+    return values.get("ActiveState") == "active" or waiting, shown
+
+
+def _launchd_status(run: Run, shown: dict[str, str]) -> tuple[bool, dict[str, str]]:
+    result = run(["launchctl", "print", f"gui/{os.getuid()}/{units.LABEL}"])
+    if result.returncode:
+        return False, {**shown, "manager": _last_line(result)}
+    for line in result.stdout.splitlines():
+        name, _, value = line.strip().partition(" = ")
+        if name in ("state", "pid", "last exit code", "runs"):
+            shown.setdefault(name.replace(" ", "_"), value)
+    if hint := exit_hint(shown.get("last_exit_code", "").split(":")[0]):
+        shown["hint"] = hint
+    return shown.get("state") == "running", shown
+
+
+def exit_hint(code: str) -> str:
+    """What an exit code of ``serve`` means, for a person."""
+    return {
+        "2": "a setting is wrong; `whetherman-edge config show` says which",
+        "3": "the port is taken, or a file is missing; `whetherman-edge doctor` says which",
+        "226": "the manager could not set up the sandbox; a drop-in may lift the line named in the journal",
+        "203": "the Python of the unit is not there, or hidden (ProtectHome=); run `service install` again",
+        "243": "the configuration file is not there; run `service install` again",
+    }.get(code, "")
+
+
+def _check(file: File) -> None:
+    """Raise ConfigError where writing would follow a link or replace what is not ours."""
+    if file.path.is_symlink() and not file.keep:
+        raise ConfigError(f"{file.path}: expected a plain file, got a symbolic link; remove it first")
+    if file.path.exists() and not file.path.is_file():
+        raise ConfigError(f"{file.path}: expected a plain file, got another kind; remove it first")
+    if not file.keep and file.path.is_file() and not units.is_ours(file.path.read_text("utf-8", "replace")):
+        raise ConfigError(f"{file.path}: not written by `service install`; move it away first, it stays as it is")
+
+
+def _write(file: File) -> str:
+    if file.path.exists() or file.path.is_symlink():
+        if file.keep:
+            return f"kept     {file.path}"
+        text = file.path.read_text("utf-8")
+        if text == file.text:
+            return f"same     {file.path}"
+        aside = "" if units.is_untouched(text) else f" (yours is now {_set_aside(file.path)})"
+        _replace(file)
+        return f"updated  {file.path}{aside}"
+    _replace(file)
+    return f"wrote    {file.path}"
+
+
+def _replace(file: File) -> None:
+    """Write beside and rename, so that a reader or a power cut finds the old text or the new one."""
+    try:
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, beside = tempfile.mkstemp(prefix=f".{file.path.name}.", dir=file.path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as out:
+                out.write(file.text)
+                os.fchmod(out.fileno(), file.mode)
+            os.replace(beside, file.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+    except OSError as exc:
+        who = "; --system needs root" if exc.errno in (1, 13) else ""
+        raise EnvironmentFault(f"cannot write {file.path}: {exc.strerror}{who}") from exc
+
+
+def _set_aside(path: Path) -> Path:
+    """Rename an edited file to the first free ``.saved`` name."""
+    for number in range(1, 1_000):
+        aside = path.with_name(f"{path.name}.saved{number if number > 1 else ''}")
+        if not aside.exists():
+            os.rename(path, aside)
+            return aside
+    raise EnvironmentFault(f"{path}: a thousand saved copies; remove some")
+
+
+def _template() -> str:
+    """A configuration in which every setting is a comment: its default and what it means."""
+    lines = [
+        "# Settings of whetherman-edge. Flags and WHETHERMAN_* variables come before this file;",
+        "# `whetherman-edge config show` prints each value and where it comes from.",
+        "",
+    ]
+    for key, default in msgspec.structs.asdict(Config()).items():
+        if key != "agents":
+            shown = '""' if default is None else msgspec.json.encode(default).decode()
+            lines += [f"# {DOCS[key]}", f"#{key} = {shown}", ""]
+    return "\n".join([*lines, f"# {DOCS['agents']}", "#[agents]", ""])
+
+
+def _absolute(python: str) -> str:
+    if not os.path.isabs(python):
+        raise EnvironmentFault(f"service: expected an absolute path of Python, got {python!r}")
+    return _unit_path(Path(python))
+
+
+def _unit_path(path: Path) -> str:
+    """A path as a word of a unit. Raises ConfigError for what systemd would read as something else."""
+    text = str(path.absolute())
+    if any(not char.isprintable() or char in " \t\"'\\%$;" for char in text):
+        raise ConfigError(f"service: expected a path without spaces, quotes, %, $ and ;, got {text!r}; use another")
+    return text
+
+
+def _last_line(result: subprocess.CompletedProcess[str]) -> str:
+    lines = (result.stderr or result.stdout).strip().splitlines()
+    return lines[-1] if lines else f"exit code {result.returncode}"

@@ -1,0 +1,193 @@
+"""The texts of the service files: systemd user and system units, and a launchd agent. Pure: values in, text out.
+
+Each hardening line was started with the daemon's own work behind it: compiled kernels, memory-mapped tables, uvloop,
+and llama.cpp's threads. ``systemd/`` in the source tree holds the same texts for packagers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import plistlib
+
+import msgspec
+
+NAME = "whetherman-edge"
+LABEL = "org.whetherman.edge"
+SYSTEM_CONFIG = "/etc/whetherman/config.toml"
+MARK = "Written by `whetherman-edge service install`; own lines go into a drop-in (systemctl edit). Text sha256: "
+PORT = 8088
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What differs between machines. ``python``, ``config`` and ``log`` are absolute paths."""
+
+    python: str
+    config: str
+    log: str = ""
+    port: int = PORT
+
+
+# Holds in every manager, also an unprivileged one: these are system-call filters and flags, no mounts.
+_FILTERS = """\
+NoNewPrivileges=yes
+# uvloop's event descriptors and llama.cpp's worker threads are all in @system-service.
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @resources
+# llama.cpp pins and nices its threads; without these its start-up fails.
+SystemCallFilter=sched_setaffinity sched_setscheduler setpriority
+SystemCallErrorNumber=EPERM
+SystemCallArchitectures=native
+# Nothing here compiles code at run time: the kernels and llama.cpp are plain shared objects.
+MemoryDenyWriteExecute=yes
+# AF_NETLINK: glibc looks at the interfaces to sort the addresses of a name.
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+UMask=0077
+"""
+
+_RUN = """\
+Type=notify
+NotifyAccess=main
+ExecStart={python} -m whetherman_edge serve --config {config}
+# Weights that have to be fetched first (--upstream embedded) take minutes.
+TimeoutStartSec=15min
+TimeoutStopSec=30s
+WatchdogSec=60s
+Restart=on-failure
+# A taken port is tried again after a while, and given up after five times; a wrong setting (2) will not mend itself.
+RestartSec=5s
+RestartPreventExitStatus=2
+"""
+
+# systemd restarts at most this often; then the unit stays failed and `service status` says why.
+_LIMIT = """\
+StartLimitIntervalSec=300s
+StartLimitBurst=5
+"""
+
+
+def system_service(place: Place) -> str:
+    """The system unit: a user of its own, and no view of anybody's home.
+
+    The configuration is a credential, so that the file, which may hold an API key, stays root's alone.
+    """
+    run = _RUN.format(python=place.python, config="%d/config.toml")
+    return _marked(f"""\
+[Unit]
+Description=Whetherman Edge: forecasts whether a model call needs its tools
+Documentation=https://github.com/whetherman/whetherman-edge
+After=network.target ollama.service
+{_LIMIT}
+[Service]
+{run}LoadCredential=config.toml:{place.config}
+DynamicUser=yes
+StateDirectory=whetherman
+StateDirectoryMode=0700
+CacheDirectory=whetherman
+ConfigurationDirectory=whetherman
+Environment=XDG_STATE_HOME=%S XDG_DATA_HOME=%S XDG_CACHE_HOME=%C XDG_CONFIG_HOME=%E
+
+{_FILTERS}CapabilityBoundingSet=
+ProtectSystem=strict
+# Weights under /home are not seen: they belong into /var/cache/whetherman (`model install` as this unit), or name their
+# folder with BindReadOnlyPaths= in a drop-in.
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+ProtectProc=invisible
+RemoveIPC=yes
+# This machine only. For a model server elsewhere, in a drop-in: IPAddressAllow= with its address and that of the name
+# server, or IPAddressDeny= (empty) to lift the fence.
+IPAddressDeny=any
+IPAddressAllow=localhost
+
+[Install]
+WantedBy=multi-user.target
+""")
+
+
+def user_service(place: Place) -> str:
+    """The user's unit: runs as the user, so weights, profiles and configuration are where commands have them."""
+    return _marked(f"""\
+[Unit]
+Description=Whetherman Edge: forecasts whether a model call needs its tools
+Documentation=https://github.com/whetherman/whetherman-edge
+{_LIMIT}
+[Service]
+{_RUN.format(python=place.python, config=place.config)}
+# What needs mounts (ProtectSystem=, ProtectHome=) or the kernel's packet filter (IPAddressDeny=) is not here: a user's
+# manager may not do it everywhere, and the files of the user are what this unit is meant to see.
+{_FILTERS}
+[Install]
+WantedBy=default.target
+""")
+
+
+def socket_unit(place: Place) -> str:
+    """Starts the service with the first connection; that one waits in the kernel's queue until the gate is warm."""
+    return _marked(f"""\
+[Unit]
+Description=Whetherman Edge, started on demand
+
+[Socket]
+ListenStream=127.0.0.1:{place.port}
+Accept=no
+Backlog=512
+
+[Install]
+WantedBy=sockets.target
+""")
+
+
+def launch_agent(place: Place) -> str:
+    """A launchd agent. Every path is absolute: launchd has no PATH, no working directory and no shell.
+
+    Only a crash is restarted. An exit with an error, such as 3 for a taken port, is not: launchd cannot tell codes
+    apart, and would try for ever (field case O08).
+    """
+    value = {
+        "Label": LABEL,
+        "ProgramArguments": [place.python, "-m", "whetherman_edge", "serve", "--config", place.config],
+        "RunAtLoad": True,
+        "KeepAlive": {"Crashed": True},
+        "ThrottleInterval": 30,
+        "ExitTimeOut": 30,
+        "ProcessType": "Interactive",
+        "Umask": 0o077,
+        "WorkingDirectory": "/",
+        "StandardOutPath": "/dev/null",
+        "StandardErrorPath": place.log,
+    }
+    text = plistlib.dumps(value, sort_keys=False).decode("utf-8")
+    head, _, rest = text.partition("<plist")
+    body = "<plist" + rest
+    return f"{head}<!-- {MARK}{_sha256(body)} -->\n{body}"
+
+
+def is_ours(text: str) -> bool:
+    """Whether we wrote a file."""
+    return MARK in text
+
+
+def is_untouched(text: str) -> bool:
+    """Whether a file of ours is as we wrote it."""
+    _, mark, rest = text.partition(MARK)
+    sha256, body = rest[:64], rest[64:].removeprefix(" -->").removeprefix("\n")
+    return bool(mark) and _sha256(body) == sha256
+
+
+def _marked(text: str) -> str:
+    return f"# {MARK}{_sha256(text)}\n{text}"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
