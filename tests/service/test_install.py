@@ -38,6 +38,7 @@ def home(tmp_path, monkeypatch):
 
 
 def planned(home: Path, scope="user", platform="linux", **keys) -> install.Plan:
+    keys = {"python": "/opt/whetherman/bin/nopython", **keys}
     return install.plan(scope, platform=platform, home=home, root=home / "root", **keys)
 
 
@@ -152,6 +153,13 @@ def test_other_systems_are_told(home):
         planned(home, platform="win32")
     with pytest.raises(UsageError, match="--user"):
         planned(home, "system", "darwin")
+
+
+@pytest.mark.parametrize("python", ["/home/me/venv/bin/python", "/root/.pyenv/bin/python3"])
+def test_o03_a_program_that_the_unit_would_hide_is_refused(home, python):
+    with pytest.raises(EnvironmentFault, match="ProtectHome"):
+        planned(home, "system", python=python)
+    assert planned(home, "user", python=python).units
 
 
 def test_status_of_a_running_and_of_a_failed_service(home):

@@ -25,6 +25,7 @@ Scope = Literal["user", "system"]
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 COMMAND_TIMEOUT_S = 60.0
+_HIDDEN_HOMES = ("/home", "/root", "/run/user")
 
 
 class File(msgspec.Struct, frozen=True):
@@ -85,11 +86,12 @@ def plan(
         raise UsageError(f"service: expected Linux (systemd) or macOS (launchd), got {platform}; run `serve` yourself")
     if scope == "system":
         where = config or root / units.SYSTEM_CONFIG.lstrip("/")
-        folder, base = root / "etc/systemd/system", ("systemctl",)
+        _check_visible(python)
+        folder, base = root / "etc/systemd/system", ["systemctl"]
     else:
         where = config or default_config_path()
         settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-        folder, base = settings / "systemd/user", ("systemctl", "--user")
+        folder, base = settings / "systemd/user", ["systemctl", "--user"]
     place = units.Place(python=_absolute(python), config=_unit_path(where), port=port)
     service = units.system_service(place) if scope == "system" else units.user_service(place)
     wanted = f"{units.NAME}.{'socket' if on_demand else 'service'}"
@@ -289,6 +291,16 @@ def _absolute(python: str) -> str:
     if not os.path.isabs(python):
         raise EnvironmentFault(f"service: expected an absolute path of Python, got {python!r}")
     return _unit_path(Path(python))
+
+
+def _check_visible(python: str) -> None:
+    """Raise EnvironmentFault where the system unit's ProtectHome= would hide the program itself (field case O03)."""
+    for path in (Path(python).absolute(), Path(python).resolve()):
+        if any(path.is_relative_to(home) for home in _HIDDEN_HOMES):
+            raise EnvironmentFault(
+                f"service --system: {path} is under a home, which ProtectHome=yes of the unit hides; install into "
+                "/opt (python3 -m venv /opt/whetherman), or use --user"
+            )
 
 
 def _unit_path(path: Path) -> str:
