@@ -84,7 +84,7 @@ class Gate:
         self.gating = Gating(
             config,
             judge=judge,
-            view=self.view,
+            tools=self._tools,
             settings=settings,
             profiles=self._profiles,
             learned=self.learned,

@@ -10,14 +10,7 @@ from typing import Any
 
 import msgspec
 
-
-class Piece(msgspec.Struct, frozen=True, gc=False):
-    """What one alternative says in one JSON value. ``n_calls``: calls that begin in it. Reasoning is only counted."""
-
-    choice: int
-    text: str = ""
-    n_calls: int = 0
-    n_reasoning_chars: int = 0
+from whetherman_edge.dialects.dialect import Piece
 
 
 class _Function(msgspec.Struct, gc=False):

@@ -74,15 +74,23 @@ class Splicer:
         A list of parts without any text gets one text part more.  Raises ViewError when the message or its content is
         of another shape, or null or absent.
         """
-        turn = self._message(message_index)
-        content = turn.get("content")
-        first = self._body[content.value.start : content.value.start + 1] if content else b""
-        if content is not None and first == b'"':
-            self._append_in_string(content.value, sentence)
-        elif content is not None and first == b"[":
-            self._append_in_parts(content.value, sentence)
-        else:
+        content = self._message(message_index).get("content")
+        if content is None:
             raise ViewError(f"expected text in messages[{message_index}].content; the body is relayed as it came")
+        self.append_to(content.value, sentence)
+
+    def append_to(self, span: Span, sentence: str, part_type: bytes = b"text") -> None:
+        """Append a sentence to the text that lies at ``span``: a string, or a list of parts (see ``append_text``).
+
+        part_type: of the text part that a list without one gets.  Raises ViewError for any other shape.
+        """
+        first = self._body[span.start : span.start + 1]
+        if first == b'"':
+            self._append_in_string(span, sentence)
+        elif first == b"[":
+            self._append_in_parts(span, sentence, part_type)
+        else:
+            raise ViewError("expected a text or a list of parts to append to; the body is relayed as it came")
 
     def append_message(self, message: bytes) -> None:
         """Add one message (JSON bytes) behind the last one.  Raises ViewError when there is none."""
@@ -134,14 +142,14 @@ class Splicer:
         quote = span.end - 1
         self._edits.append(_Edit(quote, quote, _encode(text)[1:-1]))
 
-    def _append_in_parts(self, span: Span, sentence: str) -> None:
+    def _append_in_parts(self, span: Span, sentence: str, part_type: bytes) -> None:
         parts = elements(self._body, span)
         for part in reversed(parts):
             text = self._text_of_part(part)
             if text is not None:
                 self._append_in_string(text, sentence)
                 return
-        added = b'{"type":"text","text":' + _encode(sentence) + b"}"
+        added = b'{"type":"' + part_type + b'","text":' + _encode(sentence) + b"}"
         if parts:
             self._edits.append(_Edit(parts[-1].end, parts[-1].end, b"," + added))
         else:

@@ -77,7 +77,7 @@ def parse_tool(entry: Any, key: bytes) -> Tool | None:
     nested = entry.get("function")
     if isinstance(nested, dict):
         definition = nested
-    elif entry.get("type", "function") == "function":
+    elif entry.get("type", "function") == "function" or _is_anthropic(entry):
         definition = entry
     else:
         return None
@@ -93,6 +93,11 @@ def parse_tool(entry: Any, key: bytes) -> Tool | None:
         parameters=parse_parameters(schema),
         key=key,
     )
+
+
+def _is_anthropic(entry: dict[str, Any]) -> bool:
+    """``custom`` is Anthropic's word for a function tool; OpenAI's custom tools have no schema."""
+    return entry.get("type") in ("custom", None) and isinstance(entry.get("input_schema"), dict)
 
 
 def parse_parameters(schema: Any) -> tuple[Parameter, ...]:

@@ -6,6 +6,8 @@ can refuse. What an upstream shows in operation (a refused prefill) is kept per 
 
 from __future__ import annotations
 
+import msgspec
+
 from whetherman_edge.gate.intervention import Capability
 
 CAPABILITIES: dict[str, Capability] = {
@@ -27,6 +29,18 @@ CAPABILITIES: dict[str, Capability] = {
 }
 
 
-def capability_of(kind: str) -> Capability:
-    """The capability of an upstream kind; the cautious one for a name that is not in the table."""
-    return CAPABILITIES.get(kind, CAPABILITIES["unknown"])
+# What a dialect cannot say, whatever the server behind it could do.
+_IN_DIALECT: dict[str, dict[str, Capability]] = {
+    # No tool choice, and who speaks it is Ollama or does as Ollama does.
+    "ollama": dict.fromkeys(CAPABILITIES, CAPABILITIES["ollama"]),
+    # No trailing assistant item is continued.
+    "openai_responses": {kind: msgspec.structs.replace(c, prefill="no") for kind, c in CAPABILITIES.items()},
+    # Anthropic's current models refuse a trailing assistant turn; vLLM's flags are not part of the format.
+    "anthropic": {kind: msgspec.structs.replace(c, prefill="no") for kind, c in CAPABILITIES.items()},
+}
+
+
+def capability_of(kind: str, dialect: str = "openai_chat") -> Capability:
+    """The capability of an upstream kind in a dialect; the cautious one for a kind that is not in the table."""
+    table = _IN_DIALECT.get(dialect, CAPABILITIES)
+    return table.get(kind, table["unknown"])

@@ -80,7 +80,7 @@ class Exchange:
         ruling = await begun.ruling() if isinstance(begun, Pending) else begun
         sent, ruling = self._gating.edit(body, ruling)  # the body itself, unless the ruling is applied
         try:
-            answer = await self._persuasion.ask(request, body, sent, ruling, dialect)  # send; once more if a call leaked
+            answer = await self._persuasion.ask(request, body, sent, ruling, dialect)  # send; again if a call leaked
         except UpstreamMissing as exc:
             reply.extra += ruling.headers()
             return await self.fault(reply, exc)

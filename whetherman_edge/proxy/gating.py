@@ -17,10 +17,13 @@ from typing import Protocol, cast
 import msgspec
 
 from whetherman_edge.config import Config
-from whetherman_edge.dialects import edit
+from whetherman_edge.dialects import registry
 from whetherman_edge.dialects.chat import ChatView, Intervention
+from whetherman_edge.dialects.dialect import Dialect
 from whetherman_edge.dialects.openai_chat import bypass_reason
+from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.dialects.system_one import Refusal
+from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.errors import ArtifactError, EnvironmentFault, ProfileError, ProfileNotFound, ViewError
 from whetherman_edge.gate import intervention, loop_guard, policy
 from whetherman_edge.gate.backoff import Outcome
@@ -145,8 +148,8 @@ class Pending:
 class Gating:
     """Owns the gate's part of a request.
 
-    ``view``: the dialect's reader of a body. ``learned``: the upstream's capabilities. ``deadline_s``: the gate's time
-    for one request; None: no limit (offline use).
+    ``tools``: parsed tools, for the views of all dialects. ``learned``: the upstream's capabilities. ``deadline_s``:
+    the gate's time for one request; None: no limit (offline use).
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Gating:
         config: Config,
         *,
         judge: Judge,
-        view: Callable[[bytes], ChatView],
+        tools: ToolCache,
         settings: PolicySettings,
         profiles: Profiles,
         learned: Learned,
@@ -165,7 +168,7 @@ class Gating:
     ) -> None:
         self._config = config
         self._judge = judge
-        self._view = view
+        self._tools = tools
         self._settings = settings
         self._profiles = profiles
         self._learned = learned
@@ -175,12 +178,12 @@ class Gating:
         self._breaker = Breaker(config.breaker_failures, clock)
         self._deadline_s = deadline_s
 
-    async def rule(self, headers: Mapping[str, str], body: bytes) -> Ruling:
+    async def rule(self, headers: Mapping[str, str], body: bytes, dialect: Dialect = OPENAI_CHAT) -> Ruling:
         """Rule on one request. Never raises but for cancellation."""
-        begun = self.begin(headers, body)
+        begun = self.begin(headers, body, dialect)
         return begun if isinstance(begun, Ruling) else await begun.ruling()
 
-    def begin(self, headers: Mapping[str, str], body: bytes) -> Ruling | Pending:
+    def begin(self, headers: Mapping[str, str], body: bytes, dialect: Dialect = OPENAI_CHAT) -> Ruling | Pending:
         """Rule on one request as far as that needs no waiting. Never raises.
 
         A Pending's ``ruling`` must be awaited, or the Pending dropped.
@@ -190,9 +193,11 @@ class Gating:
         asked = cast("Mode", requested) if requested in _MODES else None
         if asked == "off" or self._config.mode == "off":
             return self._unscored("bypass:off", "off", started_s)
+        if dialect.untouchable is not None and dialect.untouchable(headers):
+            return self._unscored("bypass:subscription", "off", started_s)
         try:
             plain = inflate(body, headers.get("Content-Encoding", ""), self._config.gate_body_bytes_max)
-            chat = self._view(plain)
+            chat = dialect.view(plain, self._tools)
         except Refusal:
             return self._unscored("bypass:encoding", "shadow", started_s)
         except ViewError:
@@ -221,7 +226,7 @@ class Gating:
         if ruling.plan is None or ruling.chat is None:
             return body, ruling
         try:
-            return edit.apply(ruling.plain, ruling.chat, ruling.plan), ruling
+            return registry.apply(ruling.plain, ruling.chat, ruling.plan), ruling
         except ViewError:
             return _edit_without_words(body, ruling, ruling.chat, ruling.plan)
         except Exception:
@@ -233,7 +238,7 @@ class Gating:
         mode = policy.mode_for(self._config.mode, asked, None, self._config.force)
         ruling = self._unscored(reason, mode, started_s, chat)
         if reason == "bypass:tool_choice_none" and mode == "enforce":
-            plan = intervention.plan_client_none(chat, self._learned.capability(chat.model))
+            plan = intervention.plan_client_none(chat, self._learned.capability(chat.model, chat.dialect))
             if plan is not None:
                 return msgspec.structs.replace(ruling, plain=plain, plan=plan, applied=True)
         return ruling
@@ -306,7 +311,7 @@ class Gating:
         self, decision: Decision, chat: ChatView, profile: Profile | None, session: SessionState
     ) -> Intervention | None:
         """The intervention for this upstream and agent; the note where the chosen one was refused before."""
-        capability = self._learned.capability(chat.model)
+        capability = self._learned.capability(chat.model, chat.dialect)
         settings = self._intervention_settings(profile)
         plan = intervention.plan(decision, chat, capability, settings, session)
         if plan is not None and self._learned.refuses(chat.model, plan.mode):
@@ -416,7 +421,7 @@ def _edit_without_words(body: bytes, ruling: Ruling, chat: ChatView, plan: Inter
     """After a first failure: what an ANSWER can do without a sentence when only that found no place."""
     bare = msgspec.structs.replace(plan, sentence="", note_at=())
     try:
-        edited = edit.apply(ruling.plain, chat, bare)
+        edited = registry.apply(ruling.plain, chat, bare)
     except ViewError:
         return body, ruling.reopened("view_error")
     if bare.withholds and ruling.decision.label == "ANSWER":

@@ -21,9 +21,9 @@ class Learned:
         self.kind = kind
         self._refused: OrderedDict[str, frozenset[InterventionMode]] = OrderedDict()
 
-    def capability(self, model: str) -> Capability:
-        """The kind's capability, less what this model's server refused."""
-        capability = capability_of(self.kind)
+    def capability(self, model: str, dialect: str = "openai_chat") -> Capability:
+        """The kind's capability in this dialect, less what this model's server refused."""
+        capability = capability_of(self.kind, dialect)
         refused = self._refused.get(model)
         if refused is None:
             return capability

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from aiohttp.web_request import BaseRequest
 
+from whetherman_edge.dialects.dialect import Dialect
+from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating, Ruling
@@ -34,14 +36,16 @@ class Answer:
 
     __slots__ = ("held", "response", "ruling", "tally", "tokens_withheld")
 
-    def __init__(self, response: UpstreamResponse, ruling: Ruling, held: bytes = b"") -> None:
+    def __init__(
+        self, response: UpstreamResponse, ruling: Ruling, held: bytes = b"", dialect: Dialect = OPENAI_CHAT
+    ) -> None:
         self.response = response
         self.ruling = ruling
         self.held = held
         self.tokens_withheld = 0
         self.tally: Tally | None = None
         if not _coding(response):
-            self.tally = Tally(stream=_is_stream(response))
+            self.tally = Tally(dialect, stream=_is_stream(response, dialect))
 
 
 class Send(Protocol):
@@ -60,29 +64,31 @@ class Persuasion:
         self._gating = gating
         self._counters = counters
 
-    async def ask(self, request: BaseRequest, body: bytes, sent: bytes, ruling: Ruling) -> Answer:
+    async def ask(
+        self, request: BaseRequest, body: bytes, sent: bytes, ruling: Ruling, dialect: Dialect = OPENAI_CHAT
+    ) -> Answer:
         """Send ``sent``; ``body``: the client's own bytes. Raises UpstreamMissing."""
         plan = ruling.plan
         if plan is None:
-            return Answer(await self._send(request, body), ruling)
+            return Answer(await self._send(request, body), ruling, dialect=dialect)
         steered = plan.withholds or bool(plan.sentence)
         response = await self._send(request, sent, encoded=not steered, edited=True)
         if response.status >= 400 and response.status not in _NOT_ABOUT_THE_EDIT:
             response.abort()
             self._counters.add("resent_total", (("cause", "refused"),))
-            return Answer(await self._send(request, body), self._gating.refused(ruling))
+            return Answer(await self._send(request, body), self._gating.refused(ruling), dialect=dialect)
         if not steered or response.status != 200:
-            return self._steered(Answer(response, ruling), body, sent)
+            return self._steered(Answer(response, ruling, dialect=dialect), body, sent)
         try:
-            held, leaked = await _hold(response, ruling.tool_names(), calls_leak=plan.withholds)
+            held, leaked = await _hold(response, ruling.tool_names(), dialect, calls_leak=plan.withholds)
         except BaseException:
             response.abort()
             raise
         if leaked:
             response.abort()
             self._counters.add("resent_total", (("cause", "leaked_call"),))
-            return Answer(await self._send(request, body), self._gating.leaked(ruling))
-        return self._steered(Answer(response, ruling, held), body, sent)
+            return Answer(await self._send(request, body), self._gating.leaked(ruling), dialect=dialect)
+        return self._steered(Answer(response, ruling, held, dialect), body, sent)
 
     def _steered(self, answer: Answer, body: bytes, sent: bytes) -> Answer:
         """Estimate the prompt tokens that were not sent (field case D03)."""
@@ -92,23 +98,25 @@ class Persuasion:
         return answer
 
 
-async def _hold(response: UpstreamResponse, offered: Collection[str], *, calls_leak: bool) -> tuple[bytes, bool]:
+async def _hold(
+    response: UpstreamResponse, offered: Collection[str], dialect: Dialect, *, calls_leak: bool
+) -> tuple[bytes, bool]:
     """Read until it is clear whether the model calls; returns what was read, and whether it is a call.
 
     A reply is asked for without a content coding; one that has it all the same is unpacked beside.
     """
     coding = _coding(response)
-    if not _is_stream(response):
+    if not _is_stream(response, dialect):
         held, complete = await response.read(HELD_BYTES_MAX)
         try:
             plain = inflate(held, coding, HELD_BYTES_MAX) if complete else b""
         except Refusal:
             return held, False  # nothing can be told
-        return held, judge_reply(plain, offered, calls_leak=calls_leak) == "LEAK"
+        return held, judge_reply(plain, offered, dialect, calls_leak=calls_leak) == "LEAK"
     unpacked = StreamInflater(coding, HELD_BYTES_MAX)
     if not unpacked.readable:
         return b"", False
-    watch = StreamWatch(offered, calls_leak=calls_leak)
+    watch = StreamWatch(offered, dialect, calls_leak=calls_leak)
     parts: list[bytes] = []
     while True:
         chunk = await response.chunk()
@@ -127,6 +135,6 @@ def _coding(response: UpstreamResponse) -> str:
     return "" if name == "identity" else name
 
 
-def _is_stream(response: UpstreamResponse) -> bool:
+def _is_stream(response: UpstreamResponse, dialect: Dialect) -> bool:
     content_type = response.header(b"content-type") or b""
-    return content_type.lower().startswith(b"text/event-stream")
+    return content_type.lower().startswith(dialect.stream_type)

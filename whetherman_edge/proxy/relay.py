@@ -14,6 +14,8 @@ import msgspec
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.web_request import BaseRequest
 
+from whetherman_edge.dialects.dialect import ErrorShape
+from whetherman_edge.dialects.error_shapes import openai_error
 from whetherman_edge.proxy.departure import DepartureWatch
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
@@ -93,7 +95,7 @@ class Reply:
         "_head_only",
         "_request",
         "_writer",
-        "detail_errors",
+        "error_shape",
         "extra",
         "keep_alive",
         "status",
@@ -109,7 +111,7 @@ class Reply:
         self.extra: Headers = extra or []
         self.keep_alive = request.keep_alive
         self.status = 0
-        self.detail_errors = False
+        self.error_shape: ErrorShape = openai_error
 
     @property
     def started(self) -> bool:
@@ -204,14 +206,8 @@ class Reply:
     async def send_error(
         self, status: int, reason: str, message: str, kind: str, code: str, *, src: str = "whetherman-edge"
     ) -> Reply:
-        """Write an error in OpenAI's shape; ``src`` says that it is ours, not the upstream's.
-
-        With ``detail_errors`` set it has the shape that System One clients read.
-        """
-        if self.detail_errors:
-            return await self.send_json(status, reason, {"detail": {"error_type": kind, "message": message}})
-        error = {"message": message, "type": kind, "param": None, "code": code, "src": src}
-        return await self.send_json(status, reason, {"error": error})
+        """Write an error in ``error_shape``; ``src`` says that it is ours, not the upstream's."""
+        return await self.send_json(status, reason, self.error_shape(message, kind, code, src))
 
     async def prepare(self, request: BaseRequest) -> None:
         """Nothing left to do; see the class."""

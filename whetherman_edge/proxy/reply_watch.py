@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from whetherman_edge.dialects.openai_reply import Piece, ReplyReader
-from whetherman_edge.dialects.sse import EventReader
+from whetherman_edge.dialects.dialect import Dialect, Piece
+from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.gate.leak import LeakDetector, State
 
 
-def judge_reply(body: bytes, offered: Collection[str], *, calls_leak: bool = True) -> State:
+def judge_reply(
+    body: bytes, offered: Collection[str], dialect: Dialect = OPENAI_CHAT, *, calls_leak: bool = True
+) -> State:
     """CLEAR or LEAK for a whole reply. What is no reply is CLEAR: it is the client's to see.
 
     offered: names of the tools that the client offered.
     """
-    for piece in ReplyReader().read(body) or ():
+    for piece in dialect.reader().read(body) or ():
         if piece.n_calls and not calls_leak:
             continue
         detector = LeakDetector(offered)
@@ -36,11 +38,11 @@ class StreamWatch:
 
     __slots__ = ("_calls_leak", "_detectors", "_events", "_offered", "_reply", "_state")
 
-    def __init__(self, offered: Collection[str], *, calls_leak: bool = True) -> None:
+    def __init__(self, offered: Collection[str], dialect: Dialect = OPENAI_CHAT, *, calls_leak: bool = True) -> None:
         self._calls_leak = calls_leak
         self._offered = frozenset(offered)
-        self._events = EventReader()
-        self._reply = ReplyReader()
+        self._events = dialect.splitter()
+        self._reply = dialect.reader()
         self._detectors: dict[int, LeakDetector] = {}
         self._state: State = "HOLD"
 

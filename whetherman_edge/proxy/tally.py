@@ -6,25 +6,25 @@ Compressed bodies are not counted.
 
 from __future__ import annotations
 
-from whetherman_edge.dialects.openai_reply import ReplyReader
-from whetherman_edge.dialects.sse import EventReader
+from whetherman_edge.dialects.dialect import Dialect, StreamSplitter
+from whetherman_edge.dialects.registry import OPENAI_CHAT
 
 # A body beyond this is not parsed; arguments of one call are rarely above 100 KB.
 BODY_BYTES_MAX = 1 << 20
 
-_MARKS = (b'"tool_calls"', b'"function_call"')
-
 
 class Tally:
-    """Feed it the body's chunks, then read ``end()``. ``stream``: the body is an event stream."""
+    """Feed it the body's chunks, then read ``end()``. ``stream``: the body is a stream of the dialect's."""
 
-    __slots__ = ("_events", "_pending", "_reply", "_stream")
+    __slots__ = ("_events", "_marks", "_pending", "_reply", "_splitter", "_stream")
 
-    def __init__(self, *, stream: bool) -> None:
+    def __init__(self, dialect: Dialect = OPENAI_CHAT, *, stream: bool) -> None:
         self._stream = stream
+        self._marks = dialect.call_marks
+        self._splitter = dialect.splitter
         self._pending: bytes | None = b""
-        self._events: EventReader | None = None
-        self._reply = ReplyReader()
+        self._events: StreamSplitter | None = None
+        self._reply = dialect.reader()
 
     def feed(self, chunk: bytes) -> None:
         """Look at the next bytes."""
@@ -39,7 +39,7 @@ class Tally:
         if self._stream:
             if self._events is not None:
                 self._read(self._events.close())
-        elif self._pending and _marked(self._pending):
+        elif self._pending and self._marked(self._pending):
             self._reply.read(self._pending)
         self._pending = b""
         return self._reply.n_calls
@@ -50,8 +50,8 @@ class Tally:
             self._read(self._events.feed(chunk))
             return
         pending = self._pending + chunk if self._pending else chunk
-        if _marked(pending):
-            self._events = EventReader()
+        if self._marked(pending):
+            self._events = self._splitter()
             self._pending = b""
             self._read(self._events.feed(pending))
         else:
@@ -60,9 +60,8 @@ class Tally:
 
     def _read(self, payloads: list[bytes]) -> None:
         for payload in payloads:
-            if _marked(payload):
+            if self._marked(payload):
                 self._reply.read(payload)
 
-
-def _marked(data: bytes) -> bool:
-    return any(mark in data for mark in _MARKS)
+    def _marked(self, data: bytes) -> bool:
+        return any(mark in data for mark in self._marks)
