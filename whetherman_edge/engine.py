@@ -105,7 +105,8 @@ class Chooser:
         "auto" asks only about choices that the ToolRouter is unsure of. ``options``: as ``Router.route`` took them.
         """
         weights = self._stage.route_fusion
-        if weights is None or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
+        # A pointer head without weight was measured not to help: asking it would cost its time for nothing.
+        if weights is None or weights[0] == 0.0 or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
             return choice
         reading = await self._stage.read(_chat_of(query, options), deadline_s)
         if reading is None:
