@@ -99,7 +99,7 @@ def plan(
         manager="systemd",
         scope=scope,
         files=(
-            File(where, _template(), 0o600, keep=True),
+            File(where, _template(scope), 0o644 if scope == "system" else 0o600, keep=True),
             File(folder / f"{units.NAME}.service", service, 0o644),
             File(folder / f"{units.NAME}.socket", units.socket_unit(place), 0o644),
         ),
@@ -117,7 +117,7 @@ def _launchd(home: Path, config: Path | None, python: str, port: int) -> Plan:
     return Plan(
         manager="launchd",
         scope="user",
-        files=(File(where, _template(), 0o600, keep=True), File(file, units.launch_agent(place), 0o644)),
+        files=(File(where, _template("user"), 0o600, keep=True), File(file, units.launch_agent(place), 0o644)),
         start=(
             ("launchctl", "bootout", f"{domain}/{units.LABEL}"),
             ("launchctl", "bootstrap", domain, str(file)),
@@ -216,7 +216,6 @@ def exit_hint(code: str) -> str:
         "3": "the port is taken, or a file is missing; `whetherman-edge doctor` says which",
         "226": "the manager could not set up the sandbox; a drop-in may lift the line named in the journal",
         "203": "the Python of the unit is not there, or hidden (ProtectHome=); run `service install` again",
-        "243": "the configuration file is not there; run `service install` again",
     }.get(code, "")
 
 
@@ -273,13 +272,15 @@ def _set_aside(path: Path) -> Path:
     raise EnvironmentFault(f"{path}: a thousand saved copies; remove some")
 
 
-def _template() -> str:
+def _template(scope: Scope) -> str:
     """A configuration in which every setting is a comment: its default and what it means."""
     lines = [
         "# Settings of whetherman-edge. Flags and WHETHERMAN_* variables come before this file;",
         "# `whetherman-edge config show` prints each value and where it comes from.",
         "",
     ]
+    if scope == "system":
+        lines.insert(2, f"# This file is readable by all: API keys go into {units.SYSTEM_SECRETS} (mode 600).")
     for key, default in msgspec.structs.asdict(Config()).items():
         if key != "agents":
             shown = '""' if default is None else msgspec.json.encode(default).decode()

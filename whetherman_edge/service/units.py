@@ -14,6 +14,7 @@ import msgspec
 NAME = "whetherman-edge"
 LABEL = "org.whetherman.edge"
 SYSTEM_CONFIG = "/etc/whetherman/config.toml"
+SYSTEM_SECRETS = "/etc/whetherman/secrets.env"
 MARK = "Written by `whetherman-edge service install`; own lines go into a drop-in (systemctl edit). Text sha256: "
 PORT = 8088
 
@@ -72,9 +73,9 @@ StartLimitBurst=5
 def system_service(place: Place) -> str:
     """The system unit: a user of its own, and no view of anybody's home.
 
-    The configuration is a credential, so that the file, which may hold an API key, stays root's alone.
+    The configuration is readable by that user, so by all; keys go into SYSTEM_SECRETS, which systemd reads as root.
     """
-    run = _RUN.format(python=place.python, config="%d/config.toml")
+    run = _RUN.format(python=place.python, config=place.config)
     return _marked(f"""\
 [Unit]
 Description=Whetherman Edge: forecasts whether a model call needs its tools
@@ -82,7 +83,8 @@ Documentation=https://github.com/whetherman/whetherman-edge
 After=network.target ollama.service
 {_LIMIT}
 [Service]
-{run}LoadCredential=config.toml:{place.config}
+{run}# WHETHERMAN_API_KEY=… and WHETHERMAN_UPSTREAM_API_KEY=…, in a file that only root may read.
+EnvironmentFile=-{SYSTEM_SECRETS}
 DynamicUser=yes
 StateDirectory=whetherman
 StateDirectoryMode=0700
