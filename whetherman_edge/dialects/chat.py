@@ -89,6 +89,7 @@ class ChatView(msgspec.Struct, frozen=True, gc=False):
 
     ``toolset_key``: 16-byte digest of the tools array's bytes. ``n_other_tools``: hosted or custom tools, never scored.
     ``tool_choice_name``: set when ``tool_choice == "named"``. ``structured_output``: ``response_format`` asks for JSON.
+    ``partial``: earlier turns of the dialogue are kept by the server and are not in the request.
     """
 
     dialect: str
@@ -102,6 +103,7 @@ class ChatView(msgspec.Struct, frozen=True, gc=False):
     stream: bool = False
     structured_output: bool = False
     thinking: bool = False
+    partial: bool = False
 
     @property
     def last_role(self) -> Role:

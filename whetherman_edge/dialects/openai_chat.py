@@ -124,6 +124,8 @@ def bypass_reason(chat: ChatView) -> str | None:
         return "bypass:no_messages"
     if chat.last_role == "assistant":
         return "bypass:assistant_last"  # the client has the model continue its own text
+    if chat.partial:
+        return "bypass:stored_dialogue"
     return None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp.web_request import BaseRequest
 
+from whetherman_edge.dialects import registry
 from whetherman_edge.errors import RequestError
 from whetherman_edge.gate.verdict import LABELS
 from whetherman_edge.proxy.exchange import answer_expect
@@ -29,7 +30,15 @@ class _Chat(msgspec.Struct):
     tools: list[dict[str, msgspec.Raw]] | None = None
 
 
+class _Response(msgspec.Struct):
+    """The same of a Responses body."""
+
+    input: str | list[dict[str, msgspec.Raw]]
+    tools: list[dict[str, msgspec.Raw]] | None = None
+
+
 _decode_chat = msgspec.json.Decoder(_Chat).decode
+_decode_response = msgspec.json.Decoder(_Response).decode
 _PATH = re.compile(r" - at `\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 # Reasons that mean: the body could not be decided on.
@@ -84,7 +93,7 @@ async def decide(gating: Gating, headers: Mapping[str, str], body: bytes, identi
     """The Record of one chat body. ``headers``: the request's, for mode and profile. Raises RequestError."""
     if "Content-Encoding" not in headers:
         check(body)
-    ruling = await gating.rule(headers, body)
+    ruling = await gating.rule(headers, body, registry.of_body(body))
     problem = _UNREADABLE.get(ruling.decision.reason)
     if problem is not None:
         raise RequestError(problem, kind=ruling.decision.reason.replace(":", "_"))
@@ -92,9 +101,9 @@ async def decide(gating: Gating, headers: Mapping[str, str], body: bytes, identi
 
 
 def check(body: bytes) -> None:
-    """Raise RequestError unless the body is a JSON object with a list of messages that have roles."""
+    """Raise RequestError unless the body is a JSON object with a list of messages that have roles, or with an input."""
     try:
-        _decode_chat(body)
+        (_decode_response if registry.of_body(body) is registry.OPENAI_RESPONSES else _decode_chat)(body)
     except msgspec.ValidationError as exc:
         text = str(exc)
         path = _PATH.search(text)
