@@ -96,6 +96,8 @@ sanitize: install-test
 	@$(BIN)/ctest --test-dir $(BUILD)/sanitize --output-on-failure --no-tests=error
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 	    $(BIN)/python tests/isolated/module_fuzz.py $(BUILD)/sanitize/_native.abi3.so
+	@PYTHONPATH=. LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+	    $(BIN)/python tests/isolated/gate_fuzz.py $(BUILD)/sanitize/_native.abi3.so
 
 # The C tests on the NEON kernels without an ARM machine; on Debian: apt-get install gcc-aarch64-linux-gnu qemu-user
 emulate-aarch64: install-test
