@@ -1,18 +1,17 @@
 """``model install NAME --from SOURCE``: a GGUF file, a Hugging Face folder on this machine, or one from the hub.
 
-A folder goes through the checkout's ``convert`` package, in a process of its own. The hub is asked only when the user
+A folder goes through the checkout's ``convert`` package. The hub is asked only when the user
 writes ``hf:``; its files are resumed where they broke off and, where the hub names a sha256, checked against it. Gated
 models (google/functiongemma-270m-it is one) need ``HF_TOKEN``.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from whetherman_edge.backbone import store
+from whetherman_edge.backbone import derive, store
 from whetherman_edge.backbone.progress import Progress
 from whetherman_edge.errors import ArtifactError, EnvironmentFault, UsageError
 
@@ -32,7 +31,9 @@ NEEDED: Final = ("config.json",)
 OPTIONAL: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 INDEX: Final = "model.safetensors.index.json"
 TIMEOUT_S: Final = 30.0
-CONVERTER: Final = "convert.merge_lora"
+CONVERTER: Final = "convert.hf_folder"
+KIND: Final = "q8_0"
+"""Quantisation of what is converted: no measured loss, half of the size."""
 _REPOSITORY: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHA256: Final = re.compile(r'"?([0-9a-f]{64})"?')
 
@@ -154,12 +155,11 @@ def _from_folder(name: str, folder: Path, progress: Progress) -> store.Installed
             "checkout, or convert it there and import the GGUF file"
         )
     store.writable(store.models_dir())
+    converter = importlib.import_module(CONVERTER)
     with tempfile.TemporaryDirectory(dir=store.models_dir()) as scratch:
-        target = Path(scratch) / f"{name}.gguf"
+        plain, target = Path(scratch) / "plain.gguf", Path(scratch) / f"{name}.gguf"
         progress.note(f"{name}: converting {folder}")
-        done = subprocess.run(
-            [sys.executable, "-m", CONVERTER, str(folder), "none", str(target), "--quant", "q8_0"], check=False
-        )
-        if done.returncode != 0:
-            raise EnvironmentFault(f"--from {folder}: the conversion failed (exit {done.returncode}); see its message")
+        found = converter.HfFolder(folder)
+        converter.write_gguf(found, plain, found.n_layers, KIND)
+        derive.derive(plain, target, kind=KIND, n_layers=found.n_layers)
         return store.import_file(name, target, progress)
