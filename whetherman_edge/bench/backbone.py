@@ -3,8 +3,7 @@
 Three arms on the same prompts, in turn, so that a noisy machine disturbs all alike:
 
 * ``naive``: what a straightforward llama-cpp-python program does: ``Llama(embedding=True).embed(text)``, the whole
-prompt
-  every time, every token an output, each multiplied by the vocabulary.
+  prompt every time, every token an output, each multiplied by the vocabulary.
 * ``full``: the low-level API with one output, but all blocks, the last token's vocabulary product, and no prefix kept.
 * ``ours``: the worker: cut weights, stopped at the head's layer, prefixes kept.
 
@@ -15,6 +14,7 @@ went on by one call and its result).
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import platform
@@ -66,10 +66,13 @@ class Sample(msgspec.Struct, frozen=True):
     before: tuple[Prompt, ...] = ()
 
 
-def measure(target: Target, *, calls: int, plain_calls: int, threads: int, cases: Sequence[str]) -> dict[str, Any]:
+def measure(
+    target: Target, *, calls: int, plain_calls: int, threads: int, cases: Sequence[str], part: Path | None = None
+) -> dict[str, Any]:
     """All figures, JSON-ready. calls: measured calls a cell for ``ours``; plain_calls: for the two others (0: leave
-    them out).
+    them out). part: a file that gets each cell as soon as it is measured; cells that it holds are not measured again.
     """
+    cells: list[dict[str, Any]] = json.loads(part.read_text()) if part is not None and part.exists() else []
     worker = Worker(
         target.derived,
         WorkerSettings(target.layer, n_threads=threads, tools_max=target.tools_max, dialogue_max=target.dialogue_max),
@@ -78,25 +81,15 @@ def measure(target: Target, *, calls: int, plain_calls: int, threads: int, cases
     worker.start()
     ready_ms = (time.perf_counter() - started) * 1e3
     plain = Plain(target.base, threads) if plain_calls else None
-    cells: list[dict[str, Any]] = []
     try:
-        for case in cases:
-            for phase in PHASES:
-                arms: dict[str, list[float]] = {"naive": [], "full": [], "ours": []}
-                tokens = {"naive": 0, "full": 0, "ours": 0}
-                for number, sample in enumerate(samples(case, phase, calls, target.style)):
-                    for earlier in sample.before:
-                        worker.submit(earlier).future.result()
-                    spent, states = _timed(lambda prompt: worker.submit(prompt).future.result(), sample.prompt)
-                    arms["ours"].append(spent)
-                    tokens["ours"] += states.n_decoded
-                    if plain is not None and number < plain_calls:
-                        for arm, run in (("naive", plain.naive), ("full", plain.full)):
-                            spent, count = _timed(run, sample.prompt)
-                            arms[arm].append(spent)
-                            tokens[arm] += count
-                cells += [_cell(case, phase, arm, arms[arm], tokens[arm]) for arm in arms if arms[arm]]
-                _say(cells[-3:] if plain is not None else cells[-1:])
+        for case, phase in itertools.product(cases, PHASES):
+            if any((cell["case"], cell["phase"]) == (case, phase) for cell in cells):
+                continue
+            new = _phase(case, phase, target.style, worker, plain, calls, plain_calls)
+            cells += new
+            _say(new)
+            if part is not None:
+                part.write_text(json.dumps(cells))
         resident = _resident_mb()
         peak = _peak_macs(target, threads)
     finally:
@@ -115,6 +108,26 @@ def measure(target: Target, *, calls: int, plain_calls: int, threads: int, cases
         "arithmetic": _arithmetic(cells, target, peak),
         "prefix": msgspec.to_builtins(worker.counts),
     }
+
+
+def _phase(
+    case: str, phase: str, style: Style, worker: Worker, plain: Plain | None, calls: int, plain_calls: int
+) -> list[dict[str, Any]]:
+    """The cells of one case and phase, one for each arm."""
+    arms: dict[str, list[float]] = {"naive": [], "full": [], "ours": []}
+    tokens = {"naive": 0, "full": 0, "ours": 0}
+    for number, sample in enumerate(samples(case, phase, calls, style)):
+        for earlier in sample.before:
+            worker.submit(earlier).future.result()
+        spent, states = _timed(lambda prompt: worker.submit(prompt).future.result(), sample.prompt)
+        arms["ours"].append(spent)
+        tokens["ours"] += states.n_decoded
+        if plain is not None and number < plain_calls:
+            for arm, run in (("naive", plain.naive), ("full", plain.full)):
+                spent, count = _timed(run, sample.prompt)
+                arms[arm].append(spent)
+                tokens[arm] += count
+    return [_cell(case, phase, arm, arms[arm], tokens[arm]) for arm in arms if arms[arm]]
 
 
 def samples(case: str, phase: str, calls: int, style: Style) -> Iterator[Sample]:
@@ -213,9 +226,11 @@ def _cell(case: str, phase: str, arm: str, spent: Sequence[float], tokens: int) 
 
 def _say(cells: Sequence[dict[str, Any]]) -> None:
     for cell in cells:
+        seed_ms = SEED_MS.get(cell["case"])
+        beside = f"   seed {seed_ms:.0f} ms" if seed_ms is not None and cell["arm"] == "ours" else ""
         sys.stdout.write(
             f"{cell['case']:12} {cell['phase']:11} {cell['arm']:6} p50 {cell['p50_ms']:9.1f} ms   "
-            f"p99 {cell['p99_ms']:9.1f} ms   {cell['tokens']:7.1f} tokens   n {cell['n']}\n"
+            f"p99 {cell['p99_ms']:9.1f} ms   {cell['tokens']:7.1f} tokens   n {cell['n']}{beside}\n"
         )
     sys.stdout.flush()
 

@@ -55,7 +55,9 @@ def register(verbs: Verbs) -> None:
     parser.add_argument("--threads", type=int, default=2, help="gemma: threads of llama.cpp (default 2)")
     parser.add_argument("--case", action="append", help="gemma: only this case (short2, tools8, tools24, history1500)")
     parser.add_argument("--kernels", metavar="SET", help="best, serial, avx2, neon or reference (default: best)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all figures to FILE (gemma: goes on where it was stopped)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -97,12 +99,15 @@ def _backbone(parsed: argparse.Namespace, figures: dict[str, Any]) -> int:
         tools_max=artifact.tools_max,
         dialogue_max=artifact.dialogue_max,
     )
+    part = parsed.json.with_name(f"{parsed.json.name}.part") if parsed.json else None
     figures |= backbone.measure(
-        target, calls=parsed.calls, plain_calls=parsed.plain_calls, threads=parsed.threads, cases=cases
+        target, calls=parsed.calls, plain_calls=parsed.plain_calls, threads=parsed.threads, cases=cases, part=part
     )
     sys.stdout.write(json.dumps({key: value for key, value in figures.items() if key != "cells"}, indent=1) + "\n")
     if parsed.json:
         parsed.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if part is not None:
+        part.unlink(missing_ok=True)
     missed = backbone.missed(figures)
     for line in missed:
         sys.stdout.write(f"missed: {line}\n")
