@@ -54,9 +54,10 @@ class HfFolder:
         self.config = read_json(folder / "config.json")
         self._check_config()
         self.weights = Weights(folder)
-        self.prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in self.weights), None)
-        if self.prefix is None:
+        prefix = next((p for p in PREFIXES if f"{p}embed_tokens.weight" in self.weights), None)
+        if prefix is None:
             raise ArtifactError(f"{folder}: expected the gemma3_text layout, no embed_tokens.weight found")
+        self.prefix: str = prefix
         self.n_layers = self._int("num_hidden_layers")
         self.n_embd = self._int("hidden_size")
         self.n_vocab = self.weights.shape(f"{self.prefix}embed_tokens.weight")[0]

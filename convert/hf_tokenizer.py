@@ -114,11 +114,11 @@ def _from_json(data: dict[str, Any]) -> tuple[list[str], list[float], list[int],
     rank = 0
     for merge in model.get("merges") or []:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
-        i = vocab.get(left + right)
-        if i is None:
+        merged = vocab.get(left + right)
+        if merged is None:
             raise ArtifactError(f"tokenizer.json: the merge of {left!r} and {right!r} gives no piece")
-        if scores[i] == UNMERGED_SCORE:  # its first merge ranks it, user-defined pieces keep their own score
-            scores[i] = float(-rank)
+        if scores[merged] == UNMERGED_SCORE:  # its first merge ranks it, user-defined pieces keep their own score
+            scores[merged] = float(-rank)
             rank += 1
     prefix = any(step.get("type") == "Prepend" for step in (data.get("normalizer") or {}).get("normalizers", []))
     return pieces, scores, types, prefix
