@@ -117,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("base", type=Path)
     parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--kinds", nargs="+", default=["f16", "q8_0", "q4_0", "q4_k_m"], help="f16 among them")
     options = parser.parse_args()
     tokens = prompts(options.prompts, 262_144)
     with tempfile.TemporaryDirectory() as name:
@@ -125,7 +126,7 @@ def main() -> None:
         model = random_model(scratch / "random", scratch / "adapter", scratch / "real")
         theirs = by_transformers(model, tokens)
         del model
-        for kind in ("f16", "q8_0", "q4_0", "q4_k_m"):
+        for kind in options.kinds:
             merge(scratch / "random", scratch / "adapter", scratch / f"{kind}.gguf", kind, None)
             report(
                 f"(a) transformers + PEFT, merged {kind}", cosines(by_llama(scratch / f"{kind}.gguf", tokens), theirs)
