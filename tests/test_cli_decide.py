@@ -44,6 +44,15 @@ def test_one_body_from_standard_input(given, capsysbinary, judge):
     assert (record["id"], record["verdict"], record["applied"]) == (None, "ANSWER", "no")
 
 
+@pytest.mark.parametrize("form", ["body", "lines"])
+def test_a_byte_order_mark_is_skipped_as_route_does(given, capsysbinary, judge, form):
+    judge.verdict = verdict("ANSWER", 0.9)
+    data = json.dumps(CHAT if form == "body" else {"id": 1, "request": CHAT}).encode()
+    given(b"\xef\xbb\xbf" + data)
+    assert cli.main(["decide"] if form == "body" else ["decide", "--jsonl"]) == 0
+    assert json.loads(capsysbinary.readouterr().out)["verdict"] == "ANSWER"
+
+
 def test_lines_keep_ids_and_order_and_bad_ones_do_not_stop_the_rest(tmp_path, capsys):
     lines = [
         {"id": "a", "request": CHAT},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import codecs
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def _run(parsed: argparse.Namespace) -> int:
             if parsed.jsonl:
                 return _lines(gate, runner, source, sink)
             try:
-                record = runner.run(_decide(gate, source.read()))
+                record = runner.run(_decide(gate, source.read().removeprefix(codecs.BOM_UTF8)))
             except RequestError as exc:
                 raise RequestError(described(exc), exc.loc, exc.kind) from exc
             sink.write(_encode(record) + b"\n")
@@ -84,6 +85,8 @@ def _lines(gate: Gate, runner: asyncio.Runner, source: IO[bytes], sink: IO[bytes
     """One record a line; a bad line gets an error record and makes the exit code 1, the others go on."""
     failed = 0
     for number, line in enumerate(source, 1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         identity: Any = None

@@ -25,7 +25,7 @@ from whetherman_edge.dialects.chat import ChatView, Message, Parameter, Tool
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
 from whetherman_edge.gate.fusion import Fusion, Opinion, route_logits
 from whetherman_edge.gate.policy import calibrated
-from whetherman_edge.gate.static_gate import FUSED_NAMES, StaticGate
+from whetherman_edge.gate.static_gate import FUSED_NAMES, StaticGate, packaged_sha256
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.kernels import load
 from whetherman_edge.profiles.schema import Profile, Tau, check_engine, check_features
@@ -196,6 +196,18 @@ class StagedEngine:
     def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:
         """The ToolRouter's: asked for in the middle of a request, when there is no time for another pass."""
         return self.static.tool_probabilities(chat)
+
+
+def check_packaged(profile: Profile, name: str) -> None:
+    """Raise ProfileError when a profile was fitted on another artifact than the packaged one of its engine.
+
+    For commands that open no engine; an artifact that is missing says nothing about a profile.
+    """
+    try:
+        sha256 = packaged_sha256() if profile.engine.name == "static" else read_manifest().sha256
+    except ArtifactError:
+        return
+    check_engine(profile, name, profile.engine.name, sha256)
 
 
 def open_engine(

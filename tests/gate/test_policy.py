@@ -223,3 +223,12 @@ def test_enforce_applies_only_what_a_profile_force_or_a_rule_stands_behind() -> 
     assert may_apply(rule, "enforce", None, None)
     assert not may_apply(rule, "shadow", profile_of(), None)
     assert not may_apply(decided(verdict_of("ACT")), "enforce", profile_of(), None)
+
+
+def test_what_is_forced_needs_no_gate() -> None:
+    settings = PolicySettings(force="ANSWER")
+    decision = decide_unscored("model_missing", ASKED, SessionState(), settings)
+    assert (decision.label, decision.reason, decision.engine) == ("ANSWER", "forced", "none")
+    assert decide_unscored("profile_unknown", ASKED, SessionState(), settings) == unscored("profile_unknown")
+    held = decide_unscored("model_missing", ASKED, SessionState(backed_off=True), settings)
+    assert (held.label, held.reason) == ("ACT", "backed_off")

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiles.samples import profile_of
+from tests.profiles.samples import SHA256, profile_of
+from whetherman_edge import engine
 from whetherman_edge.errors import ProfileError, ProfileNotFound, UsageError
 from whetherman_edge.profiles import cli, store
-from whetherman_edge.profiles.schema import Profile, serialize_profile
+from whetherman_edge.profiles.schema import EngineArtifact, Profile, serialize_profile
 from whetherman_edge.profiles.store import ProfileStore, is_name
 
 GOOD = serialize_profile(profile_of())
@@ -115,6 +116,7 @@ def test_a_profile_is_read_again_when_its_file_changes(folders: tuple[Path, Path
 @pytest.fixture
 def command(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(store, "default_dirs", lambda: folders)
+    monkeypatch.setattr(engine, "packaged_sha256", lambda: SHA256)
 
     def run(*args: str) -> int:
         parser = argparse.ArgumentParser()
@@ -156,6 +158,22 @@ def test_the_verb_imports_lists_shows_and_exports(
     with pytest.raises(UsageError, match="exists already"):
         command("export", "laptop", str(target))
     assert command("export", "laptop", str(target), "--force") == 0
+
+
+def test_a_profile_of_another_engine_is_taken_by_force_only_and_listed_as_unusable(
+    command: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(command)
+    source = tmp_path / "old.json"
+    source.write_bytes(serialize_profile(profile_of(engine=EngineArtifact(name="static", sha256="cd" * 32))))
+    with pytest.raises(ProfileError, match="fitted on static cdcdcdcdcdcd…, loaded is static abababababab"):
+        command("import", str(source))
+    assert command("import", str(source), "--force") == 0
+    assert "calibrate again" in capsys.readouterr().err
+    assert command("list") == 0
+    listed = capsys.readouterr()
+    assert listed.out.splitlines()[1].split()[:2] == ["old", "unusable"]
+    assert "fitted on static" in listed.err
 
 
 def test_the_verb_says_what_is_wrong(command: object, tmp_path: Path) -> None:

@@ -143,3 +143,12 @@ async def test_c02_nothing_volatile_is_added(upstream, serve, judge):
         for _ in range(3):
             await post(url, chat)
     assert len({seen.sha256 for seen in upstream.requests}) == 1
+
+
+async def test_an_unknown_mode_leaves_the_request_as_it_came(upstream, serve, judge, caplog):
+    sent = body_of({"model": "m", "messages": [user("hi")], "tools": [tool("web_search")]})
+    async with serve(force="ANSWER") as url:
+        answer = await post(url, sent, **{"x-whetherman-mode": "enfroce"})
+    assert said(answer) == ("ACT", "no", "bypass:unknown_mode")
+    assert upstream.last.body == sent
+    assert "event=unknown_mode value='enfroce'" in caplog.text

@@ -36,6 +36,7 @@ REASONS: dict[str, str] = {
     "bypass:no_messages": "no turns to judge",
     "bypass:assistant_last": "the client has the model continue its own text",
     "bypass:off": "the mode is off, by header or configuration",
+    "bypass:unknown_mode": "x-whetherman-mode is none of off, shadow, enforce; the request is left as it came",
     "bypass:model": "the model is in never_gate_models",
     "bypass:oversize": "the body is above the gate's limit",
     "bypass:encoding": "the body's content encoding is not one the gate reads",
@@ -143,7 +144,14 @@ def decide(
 
 
 def decide_unscored(reason: str, chat: ChatView, session: SessionState, settings: PolicySettings) -> Decision:
-    """The decision when the gate failed: ACT with that reason, or the loop guard's, which needs no gate."""
+    """The decision when the gate failed: ACT with that reason, or one that needs no gate: forced, or the loop guard's.
+
+    A profile that does not exist is no failure of the gate: nothing is forced past it.
+    """
+    if settings.force is not None and reason != "profile_unknown":
+        p: list[float] = [float(label == settings.force) for label in LABELS]
+        verdict = Verdict(probabilities=(p[0], p[1], p[2], p[3]), engine="none")
+        return decide(verdict, chat, None, session, settings)
     if settings.loop_guard and not session.backed_off and loop_guard.inspect(chat).looping:
         return msgspec.structs.replace(unscored("loop_guard"), label="ANSWER")
     return unscored(reason)

@@ -133,6 +133,11 @@ class StaticGate:
         )
 
 
+def packaged_sha256() -> str:
+    """Digest of the packaged weights, from their manifest. Raises ArtifactError."""
+    return str(_read_manifest(DEFAULT_PATH).get("sha256"))
+
+
 def fault(path: Path, what: str) -> ArtifactError:
     """An ArtifactError that names the file, the finding and the fix."""
     return ArtifactError(

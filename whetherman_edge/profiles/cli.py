@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from whetherman_edge.errors import UsageError
-from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile
+from whetherman_edge.errors import ProfileError, UsageError
+from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile, parse_profile
 from whetherman_edge.profiles.store import ProfileStore, Stored, write_atomically
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     importing = actions.add_parser("import", help="check a profile file and keep it")
     importing.add_argument("file", metavar="FILE", help="the file; - for standard input")
     importing.add_argument("--name", help="name to keep it under (default: the file's)")
-    importing.add_argument("--force", action="store_true", help="replace a profile of that name")
+    importing.add_argument(
+        "--force", action="store_true", help="replace a profile of that name, and take one of another engine"
+    )
     importing.set_defaults(run=run_import)
     exporting = actions.add_parser("export", help="write a profile's file somewhere else")
     exporting.add_argument("name")
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 def run_list(args: argparse.Namespace) -> int:
     """One line a profile; exit 0 also when some are broken, which the line says."""
-    store = ProfileStore()
+    store = ProfileStore(check=_fits)
     stored = store.list()
     if args.json:
         sys.stdout.write(msgspec.json.encode([_row(entry) for entry in stored]).decode() + "\n")
@@ -95,7 +97,15 @@ def run_import(args: argparse.Namespace) -> int:
                 data = file.read(FILE_BYTES_MAX + 1)
         except OSError as exc:
             raise UsageError(f"profile import: {source} cannot be read: {exc.strerror}; check the path") from exc
-    path = ProfileStore().save(args.name or Path(args.file).stem, data, overwrite=args.force)
+    name = args.name or Path(args.file).stem
+    profile = parse_profile(data, name)
+    try:
+        _fits(profile, name)
+    except ProfileError as exc:
+        if not args.force:
+            raise ProfileError(f"{exc}; --force keeps it all the same") from exc
+        sys.stderr.write(f"whetherman-edge: {exc}\n")
+    path = ProfileStore().save(name, data, overwrite=args.force)
     sys.stdout.write(f"{path}\n")
     return 0
 
@@ -113,6 +123,13 @@ def run_export(args: argparse.Namespace) -> int:
     write_atomically(path, data)
     sys.stdout.write(f"{path}\n")
     return 0
+
+
+def _fits(profile: Profile, name: str) -> None:
+    """Raise ProfileError for a profile of another artifact than the packaged one; the engine brings NumPy, so late."""
+    from whetherman_edge.engine import check_packaged
+
+    check_packaged(profile, name)
 
 
 def _row(entry: Stored) -> dict[str, Any]:

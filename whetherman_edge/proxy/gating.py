@@ -193,6 +193,9 @@ class Gating:
         asked = cast("Mode", requested) if requested in _MODES else None
         if asked == "off" or self._config.mode == "off":
             return self._unscored("bypass:off", "off", started_s)
+        if requested and asked is None:  # a wish that is not understood: nothing is done to the request
+            log.warning("event=unknown_mode value=%r hint=off_shadow_or_enforce", requested[:20])
+            return self._unscored("bypass:unknown_mode", "off", started_s)
         if dialect.untouchable is not None and dialect.untouchable(headers):
             return self._unscored("bypass:subscription", "off", started_s)
         try:

@@ -17,6 +17,9 @@ import msgspec
 from whetherman_edge.errors import ConfigError
 
 _LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "localhost.localdomain"})
+# A Host is a name and a port (RFC 9110 section 7.2). These would make a URL's other parts of it: of
+# "evil.com:80@localhost" the parser takes "localhost" for the host.
+_NOT_IN_HOST = frozenset("@/?#\\ \t")
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # compared with, never bound to
 
 
@@ -92,6 +95,8 @@ class Guard:
         return parts.scheme in ("http", "https") and _is_loopback(name)
 
     def _host_allowed(self, host: str) -> bool:
+        if not _NOT_IN_HOST.isdisjoint(host):
+            return False
         try:
             name = (urlsplit("//" + host).hostname or "").rstrip(".")
         except ValueError:
