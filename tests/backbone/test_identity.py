@@ -118,6 +118,22 @@ def test_cached_copied_and_chunked_are_whole_and_alone(whole: Whole) -> None:
     shared.close()
 
 
+def test_the_last_block_gives_only_the_rows_that_are_wanted(gemma_q4: Path) -> None:
+    """The shipped weights end at the block that is read; there llama.cpp keeps rows flagged as outputs alone."""
+    network = Network(gemma_q4)
+    ids = ids_of(network)
+    wanted = [5, 20, 37, len(ids) - 1]
+    whole_batch, chunked = context_on(network, network.n_layer - 1), context_on(network, network.n_layer - 1, chunk=16)
+    assert whole_batch.rows_are_outputs
+    expected = whole_batch.decode(0, ids, 0, wanted)
+    assert cosine(chunked.decode(0, ids, 0, wanted), expected) >= 0.9995
+    assert len(chunked.decode(1, ids[:40], 0)) == 0  # no rows wanted, in several micro-batches: nothing to read
+    assert cosine(chunked.decode(1, ids[40:], 40, (len(ids) - 41,)), expected[3:]) >= 0.9995
+    whole_batch.close()
+    chunked.close()
+    network.close()
+
+
 def test_restored_is_fresh(whole: Whole) -> None:
     network, floor = whole
     ids = ids_of(network)
