@@ -42,21 +42,25 @@ def read_vocabulary(folder: Path, n_vocab: int) -> Vocabulary:
 
     Raises ArtifactError when there is no tokenizer, or one with more pieces than the table has rows.
     """
+    config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     if (folder / "tokenizer.model").is_file():
         pieces, scores, types, prefix = _from_model((folder / "tokenizer.model").read_bytes())
         # Hugging Face folders of Gemma carry a model file that says "prefix a space" and a JSON that says not to.
         prefix = False
+        data = read_json(folder / "tokenizer.json") if (folder / "tokenizer.json").is_file() else {}
+        _add_tokens(data, config, pieces, scores, types)
     elif (folder / "tokenizer.json").is_file():
         pieces, scores, types, prefix = _from_json(read_json(folder / "tokenizer.json"))
     else:
         raise ArtifactError(f"{folder}: expected tokenizer.model or tokenizer.json, there is neither")
+    # llama.cpp looks for these in the text as it came, before spaces become ▁.
+    pieces = [p.replace("▁", " ") if t == USER_DEFINED else p for p, t in zip(pieces, types, strict=True)]
     if len(pieces) > n_vocab:
         raise ArtifactError(f"{folder}: the tokenizer has {len(pieces)} pieces, the embedding table {n_vocab} rows")
     for spare in range(len(pieces), n_vocab):
         pieces.append(f"[PAD{spare}]")
         scores.append(SPECIAL_SCORE)
         types.append(UNUSED)
-    config = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     return Vocabulary(
         pieces, scores, types, _special_ids(folder, config, pieces), _template(folder, config),
         add_bos=bool(config.get("add_bos_token", True)), add_eos=bool(config.get("add_eos_token", False)),
@@ -95,6 +99,21 @@ def _template(folder: Path, config: dict[str, Any]) -> str:
     if isinstance(template, list):
         return next((str(t["template"]) for t in template if t.get("name") == "default"), "")
     return str(template or "")
+
+
+def _add_tokens(
+    data: dict[str, Any], config: dict[str, Any], pieces: list[str], scores: list[float], types: list[int]
+) -> None:
+    """Tokens named later than tokenizer.model was made: FunctionGemma's control tokens were unused pieces there."""
+    added = {int(token["id"]): token for token in data.get("added_tokens") or []}
+    added |= {int(i): token for i, token in (config.get("added_tokens_decoder") or {}).items()}
+    for i in sorted(added):
+        while len(pieces) <= i:
+            pieces.append(f"[PAD{len(pieces)}]")
+            scores.append(SPECIAL_SCORE)
+            types.append(UNUSED)
+        pieces[i], scores[i] = str(added[i]["content"]), SPECIAL_SCORE
+        types[i] = CONTROL if added[i].get("special") else USER_DEFINED
 
 
 def _from_json(data: dict[str, Any]) -> tuple[list[str], list[float], list[int], bool]:

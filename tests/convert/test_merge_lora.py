@@ -15,6 +15,7 @@ import tests.convert.tiny_gemma as tiny
 from convert.check_numerics import by_llama, cosines
 from convert.gguf_folder import write_folder
 from convert.hf_folder import HfFolder, write_gguf
+from convert.hf_tokenizer import Vocabulary, model_bytes
 from convert.merge_lora import main, merge, verify
 from whetherman_edge.backbone.derive import sha256_of
 from whetherman_edge.backbone.llama import Network
@@ -107,6 +108,29 @@ def test_metadata_and_token_ids(base: Path, tmp_path: Path) -> None:
     for text in ("the and in there", "a  theand", "Zoë, 東京?\n\nthe\n", "andthereinand", " "):
         assert ours.tokenize(text) == theirs.encode(text).ids
     ours.close()
+
+
+def test_a_sentencepiece_model_gets_the_names_of_tokens_added_later(tmp_path: Path) -> None:
+    tiny.write_base(tmp_path / "base")
+    (tmp_path / "base" / "tokenizer.json").unlink()
+    first = ["<pad>", "<eos>", "<bos>", "<unk>", "<unused0>", "<unused1>"]
+    types = [3, 3, 3, 2, 3, 3, 4, *[6] * 256, *[1] * (len(tiny.PIECES) - 263)]
+    pieces = [*first, "▁▁", *tiny.PIECES[7:]]
+    model = model_bytes(Vocabulary(pieces, [float(-i) for i in range(len(pieces))], types, {}))
+    (tmp_path / "base" / "tokenizer.model").write_bytes(model)
+    added = {"4": {"content": "<start_call>", "special": True}, "3": {"content": "<unk>", "special": True}}
+    (tmp_path / "base" / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    source = HfFolder(tmp_path / "base")
+    assert source.vocabulary.pieces[3:7] == ["<unk>", "<start_call>", "<unused1>", "  "]
+    assert source.vocabulary.types[:7] == [3, 3, 3, 3, 3, 3, 4]
+    write_gguf(source, tmp_path / "base.gguf", tiny.LAYERS, "q8_0")
+    network = Network(tmp_path / "base.gguf")
+    assert network.control("<start_call>") == 4
+    assert 6 in network.tokenize("the  and")
+    network.close()
+    (tmp_path / "base" / "tokenizer.model").write_bytes(model[:-40])
+    with pytest.raises(ArtifactError, match=r"tokenizer\.model"):
+        HfFolder(tmp_path / "base")
 
 
 @pytest.mark.parametrize("name", ["score", "classifier", "head"])
