@@ -9,8 +9,8 @@ import pytest
 
 from tests.gate.chats import WEATHER, body_of, calls, result, says, system, tool, user, verdict_of
 from whetherman_edge.dialects.chat import Intervention
-from whetherman_edge.dialects.registry import apply
 from whetherman_edge.dialects.openai_chat import view
+from whetherman_edge.dialects.registry import apply
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.errors import ViewError
 from whetherman_edge.gate.intervention import (

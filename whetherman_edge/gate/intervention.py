@@ -1,7 +1,7 @@
 """How a decision is carried out on this upstream: one Intervention, chosen by capability (DESIGN 4). Pure.
 
-``dialects.registry.apply`` writes it into the bytes. Nothing here is volatile and nothing is added ahead of the last user
-turn, so prompt caches keep what they have (C01, C02).
+``dialects.registry.apply`` writes it into the bytes. Nothing here is volatile and nothing is added ahead of the last
+user turn, so prompt caches keep what they have (C01, C02).
 """
 
 from __future__ import annotations
