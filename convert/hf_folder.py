@@ -79,6 +79,7 @@ class HfFolder:
             "attn_logit_softcapping": (None,),
             "final_logit_softcapping": (None,),
             "use_bidirectional_attention": (False, None),
+            "tie_word_embeddings": (True, None),
             "hidden_activation": ("gelu_pytorch_tanh", None),
             "query_pre_attn_scalar": (self._int("head_dim"), None),
         }

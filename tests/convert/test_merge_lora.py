@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 import tests.convert.tiny_gemma as tiny
 from convert.check_numerics import by_llama, cosines
+from convert.export_head import main as export_main
 from convert.gguf_folder import write_folder
 from convert.hf_folder import HfFolder, write_gguf
 from convert.hf_tokenizer import Vocabulary, model_bytes
@@ -42,7 +43,7 @@ def _base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Eight bits in rows of 64 cost more than in rows of 640; check_numerics holds 0.999 at the real shape.
-@pytest.mark.parametrize(("kind", "least"), [("f16", 0.9999), ("q8_0", 0.998), ("q4_0", 0.9)])
+@pytest.mark.parametrize(("kind", "least"), [("f16", 0.9999), ("q8_0", 0.998), ("q4_0", 0.9), ("q4_k_m", 0.95)])
 def test_a_merged_model_has_the_states_of_base_and_adapter(base: Path, tmp_path: Path, kind: str, least: float) -> None:
     arrays = tiny.adapter_tensors(ALL)
     tiny.write_adapter(tmp_path / "adapter", arrays)
@@ -142,6 +143,11 @@ def test_a_head_is_exported_with_the_final_norm_folded_in(base: Path, tmp_path: 
     weight = tiny.tensors()["model.norm.weight"]
     state = expected(dict.fromkeys(ALL, 2.0), arrays)[0]
     logits = arrays[f"base_model.model.{name}.weight"] @ state
+    out = tmp_path / "alone.safetensors"
+    labels = "ANSWER,ACT,ASK,DECLINE"
+    assert export_main([str(base), str(tmp_path / "adapter"), str(out), "--labels", labels]) == 0
+    assert np.array_equal(load_file(out)["head_weight"], head["head_weight"][[1, 0, 2, 3]])
+    assert export_main([str(base), str(tmp_path / "adapter"), str(out), "--labels", "ACT,ANSWER"]) == 3
     assert np.allclose(head["head_weight"] @ (state / (1 + weight)) + head["head_bias"], logits, atol=1e-4)
 
 
@@ -180,6 +186,7 @@ def test_a_wrong_base_leaves_nothing_behind(tmp_path: Path) -> None:
         ({"layer_types": ["sliding_attention"] * 7}, "every 6th layer"),
         ({"rope_parameters": None, "rope_local_base_freq": 5e4}, "local rope base"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, "rope scaling"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
         ({"intermediate_size": 128}, "config.json says"),
         ({"num_hidden_layers": 8, "layer_types": None}, "layers.7"),
     ],
