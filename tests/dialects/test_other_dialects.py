@@ -375,3 +375,44 @@ def test_ndjson_is_read_however_it_is_cut() -> None:
         reader = OLLAMA.splitter()
         found = [line for at in range(0, len(stream), size) for line in reader.feed(stream[at : at + size])]
         assert found + reader.close() == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
+
+
+_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 2)
+    | st.sampled_from(
+        ["message", "function_call", "tool_use", "text", "response", "response.output_item.added", "error"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                "type object output content item output_index content_block delta text message tool_calls".split()
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(_OTHERS, st.lists(_values, max_size=3))
+def test_any_json_is_read_as_a_reply(dialect: Dialect, values: list[Any]) -> None:
+    reader = dialect.reader()
+    for value in values:
+        before = reader.n_calls
+        pieces = reader.read(json.dumps(value).encode())
+        assert reader.n_calls - before == sum(piece.n_calls for piece in pieces or ())
+
+
+@pytest.mark.parametrize("kind", [[], {}, 1, None])
+def test_types_that_are_no_words(kind: Any) -> None:
+    block = {"type": kind, "text": 1, "content": [{"type": kind}]}
+    assert seen(ANTHROPIC, system=[block], messages=[{"role": kind, "content": [block]}]).messages
+    assert not seen(OPENAI_RESPONSES, input=[{"type": kind, "role": kind, "content": [block]}]).messages[0].text
+    whole = {"object": "response", "output": [block]}
+    assert OPENAI_RESPONSES.reader().read(json.dumps(whole).encode()) is not None
+    message = {"type": "message", "content": [block]}
+    assert ANTHROPIC.reader().read(json.dumps(message).encode()) == []

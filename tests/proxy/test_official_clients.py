@@ -528,6 +528,29 @@ async def test_a_refused_edit_is_sent_once_more_unmodified(upstream, serve, judg
     assert said(answer) == ("ANSWER", "no", "refused")
 
 
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "529 Overloaded"])
+async def test_a_full_server_is_not_asked_twice(upstream, serve, judge, status):
+    overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    upstream.default = reply(overloaded, status=status)
+    async with serve(force="ANSWER", upstream_kind="anthropic") as url:
+        answer = await post(url, BODIES["/v1/messages"], "/v1/messages")
+    assert (str(answer.status), answer.json()) == (status[:3], overloaded)
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [("/api/show", str), ("/v1/messages/count_tokens", dict), ("/v1/embeddings", dict)]
+)
+async def test_our_errors_on_relayed_paths_have_the_shape_of_their_clients(
+    serve, judge, unused_tcp_port, target, expected
+):
+    async with serve(upstream=f"http://127.0.0.1:{unused_tcp_port}") as url:
+        answer = await post(url, {}, target)
+    assert answer.status == 502
+    assert isinstance(answer.json()["error"], expected)
+    assert answer.json().get("type") == ("error" if "messages" in target else None)
+
+
 @pytest.mark.parametrize("target", ["/v1/responses", "/v1/messages"])
 async def test_decide_reads_the_dialects_own_shapes(upstream, serve, judge, target):
     async with serve(force="ANSWER") as url:

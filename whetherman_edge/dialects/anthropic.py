@@ -191,7 +191,7 @@ def _blocks(index: int, role: Role, blocks: list[_Block], waiting: OpenCalls) ->
             else:
                 texts.append(block.text)
                 last = number
-        elif block.type in _MEDIA:
+        elif isinstance(block.type, str) and block.type in _MEDIA:
             n_media += 1
     waiting.offer(tuple(calls))
     found = results
@@ -213,6 +213,6 @@ def _joined(blocks: Any) -> tuple[str, int]:
         if isinstance(text, str):
             if not text.startswith(_VOLATILE):
                 texts.append(text)
-        elif block.get("type") in _MEDIA:
+        elif str(block.get("type")) in _MEDIA:
             n_media += 1
     return "\n".join(texts), n_media

@@ -80,7 +80,7 @@ class ResponsesReader:
 
     def _count(self, item: dict[str, Any], index: Any) -> int:
         """1 for a call that was not seen before."""
-        if item.get("type") not in CLIENT_CALLS:
+        if _string(item.get("type")) not in CLIENT_CALLS:
             return 0
         before = len(self._keys)
         self._keys.add(index if isinstance(index, int) else _string(item.get("call_id")))

@@ -6,8 +6,8 @@ import msgspec
 
 from whetherman_edge.dialects import anthropic, edit, ollama, openai_chat, openai_reply, openai_responses
 from whetherman_edge.dialects.chat import ChatView, Intervention
-from whetherman_edge.dialects.dialect import Dialect
-from whetherman_edge.dialects.error_shapes import anthropic_error, ollama_error, openai_error
+from whetherman_edge.dialects.dialect import Dialect, ErrorShape
+from whetherman_edge.dialects.error_shapes import anthropic_error, detail_error, ollama_error, openai_error
 from whetherman_edge.dialects.event_replies import MessagesReader, ResponsesReader
 from whetherman_edge.dialects.json_spans import split_members
 from whetherman_edge.dialects.ndjson import LineReader
@@ -64,6 +64,15 @@ PATHS: dict[str, Dialect] = {
     "/responses": OPENAI_RESPONSES,
     "/v1/messages": ANTHROPIC,
 }
+
+
+def error_shape(path: str) -> ErrorShape:
+    """How the clients of a path read errors, also of one that is only relayed; OpenAI's shape when in doubt."""
+    if path.startswith("/api/"):
+        return OLLAMA.error
+    if path.startswith("/v1/messages"):
+        return ANTHROPIC.error
+    return detail_error if path == "/v1/systemone" else openai_error
 
 
 def of_body(body: bytes) -> Dialect:

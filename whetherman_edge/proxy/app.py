@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import StreamResponse
 
-from whetherman_edge.dialects.error_shapes import detail_error
-from whetherman_edge.dialects.registry import PATHS
+from whetherman_edge.dialects.registry import error_shape
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy import page
 from whetherman_edge.proxy.guard import Guard
@@ -26,8 +25,6 @@ Handler = Callable[[BaseRequest, Reply], Awaitable[Reply]]
 
 # Probes carry no key, and say nothing that needs one; nor do the static files of the page.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", *page.FILES})
-# Paths whose clients read errors in another shape than OpenAI's.
-ERROR_SHAPES = {path: dialect.error for path, dialect in PATHS.items()} | {"/v1/systemone": detail_error}
 _CORS_EXPOSED = b"x-whetherman-decision, x-whetherman-applied, x-whetherman-reason, x-whetherman-confidence, "
 _CORS_EXPOSED += b"x-whetherman-engine, x-whetherman-ms"
 
@@ -79,9 +76,7 @@ class App:
         self.active += 1
         self._idle.clear()
         reply = Reply(request)
-        shape = ERROR_SHAPES.get(request.rel_url.raw_path)
-        if shape is not None:
-            reply.error_shape = shape
+        reply.error_shape = error_shape(request.rel_url.raw_path)
         if self.draining:
             reply.keep_alive = False
         try:

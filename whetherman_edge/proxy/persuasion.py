@@ -23,8 +23,9 @@ from whetherman_edge.proxy.reply_watch import StreamWatch, judge_reply
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import UpstreamResponse
 
-# Statuses that say nothing about the edit: authentication, rate, routing and load are the original's problem too.
-_NOT_ABOUT_THE_EDIT = frozenset({401, 402, 403, 404, 407, 408, 413, 429, 502, 503, 504})
+# Statuses that say nothing about the edit: authentication, rate, routing and load (529 is Anthropic's) are the
+# original's problem too.
+_NOT_ABOUT_THE_EDIT = frozenset({401, 402, 403, 404, 407, 408, 413, 429, 502, 503, 504, 529})
 # A reply that is longer than this before anything looks like a call is an answer.
 HELD_BYTES_MAX = 1 << 20
 # Rough bytes a token of JSON schema text, for the estimate of what was not sent.
