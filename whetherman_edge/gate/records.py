@@ -14,7 +14,6 @@ import numpy.typing as npt
 from whetherman_edge.gate.text_signals import QUESTION_MARKS, TextSignals, literal_values, n_numbers
 from whetherman_edge.gate.tool_signals import ToolsetSignals, ToolSignals
 from whetherman_edge.kernels import DenseWeights
-from whetherman_edge.router.lexical import Postings
 from whetherman_edge.router.prototype import Slate
 
 F64Vector = npt.NDArray[np.float64]
@@ -86,14 +85,19 @@ def pack_tools(
     float32, the projections of a tool's vector and of their mean.
     """
     tools, n, dim = toolset.tools, len(toolset.tools), toolset.vectors.shape[1]
-    postings = _places(slate.postings)
+    postings = slate.postings
     tool_stems = [sorted(tool.stems) for tool in tools]
     name_stems = [sorted(tool.name_stems.items()) for tool in tools]
     all_stems, names_stems = sorted(toolset.stems), sorted(toolset.name_stems)
-    n_cells = len(postings[2])
     counts = (
         *(n, dim, next_tool.shape[1], len(slate.example_tool), len(slate.known_at), len(all_stems), len(names_stems)),
-        *(sum(map(len, tool_stems)), sum(map(len, name_stems)), len(postings[0]), n_cells, not toolset.mean.is_empty),
+        *(
+            sum(map(len, tool_stems)),
+            sum(map(len, name_stems)),
+            len(postings.classes),
+            len(postings.tools),
+            not toolset.mean.is_empty,
+        ),
     )
     flat_names = [pair for pairs in name_stems for pair in pairs]
     return b"".join(
@@ -104,7 +108,7 @@ def pack_tools(
             np.array([tool.name_weight for tool in tools], dtype=np.float64).tobytes(),
             np.array(ngrams, dtype=np.float64).tobytes(),
             slate.known_strength.astype(np.float64).tobytes(),
-            np.array(postings[3], dtype=np.float64).tobytes(),
+            postings.shares.tobytes(),
             np.ascontiguousarray(toolset.vectors).tobytes(),
             np.ascontiguousarray(toolset.mean.vector, dtype=np.float32).tobytes(),
             (toolset.vectors @ next_tool).tobytes(),
@@ -119,9 +123,9 @@ def pack_tools(
             _i32([stem for stems in tool_stems for stem in stems]),
             _starts(name_stems),
             _i32([stem for stem, _ in flat_names]),
-            _i32(postings[0]),
-            _i32(postings[1]),
-            _i32(postings[2]),
+            postings.classes.tobytes(),
+            postings.starts.tobytes(),
+            postings.tools.tobytes(),
         ]
     )
 
@@ -136,21 +140,6 @@ def _i32(values: Sequence[int]) -> bytes:
 
 def _starts(lists: Sequence[Sequence[Any]]) -> bytes:
     return _i32([0, *np.cumsum([len(part) for part in lists]).tolist()])
-
-
-def _places(postings: Postings) -> tuple[list[int], list[int], list[int], list[tuple[float, float]]]:
-    """A slate's inverted index: stem classes, where each one's cells start, and the cells: tools, (covered, own)."""
-    stems: list[int] = []
-    starts = [0]
-    tools: list[int] = []
-    cells: list[tuple[float, float]] = []
-    for stem, places in sorted(postings.cells().items()):
-        stems.append(stem)
-        for tool, covered, own in places:
-            tools.append(tool)
-            cells.append((covered, own))
-        starts.append(len(tools))
-    return stems, starts, tools, cells
 
 
 def pack_weights(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +27,7 @@ I32Vector = npt.NDArray[np.int32]
 HEAD_CHARS_MAX: Final = 1200
 TAIL_CHARS_MAX: Final = 600
 TOKENS_MAX: Final = 384
+NAMES_CACHED_MAX: Final = 1024  # every other tool has a query and a limit
 TEXTS_CACHED_MAX: Final = 512  # about 8 KB each
 
 _WORD = re.compile(r"[^\W_]+")
@@ -176,6 +178,7 @@ def clip(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
+@lru_cache(maxsize=NAMES_CACHED_MAX)
 def name_words(name: str) -> str:
     """A tool or argument name as words: ``camelCase``, ``snake_case`` and ``dotted.names`` are split."""
     return " ".join(_WORD.findall(_CAMEL.sub(" ", name)))

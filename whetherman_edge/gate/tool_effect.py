@@ -57,6 +57,7 @@ _QUESTION_NAMES = frozenset(
     " get_user_input user_input human_input ask_user_input prompt_user question_user ask_the_user ask_questions"
     " ask_follow_up followup_question elicit ask".split()
 )
+_QUESTION_ENDINGS = tuple("_" + name for name in sorted(_QUESTION_NAMES) if "_" in name)
 _GENERIC = frozenset(
     "tool tools mcp api function data item items value values all by for from in of on the to with and a an user id my"
     " new info details detail status current".split()
@@ -87,9 +88,9 @@ def effect(tool: Tool) -> Effect:
     """What calling this tool does: reads, writes, runs any command, asks the user, or unknown."""
     tokens = name_tokens(tool.name)
     joined = "_".join(tokens)
-    if joined in _QUESTION_NAMES or any(joined.endswith("_" + name) for name in _QUESTION_NAMES if "_" in name):
+    if joined in _QUESTION_NAMES or joined.endswith(_QUESTION_ENDINGS):
         return "question"
-    if joined in _EXECUTE_WHOLE or any(token in _EXECUTE_NAMES for token in tokens):
+    if joined in _EXECUTE_WHOLE or not _EXECUTE_NAMES.isdisjoint(tokens):
         return "execute"
     for token in tokens:
         if token not in _ALSO_NOUNS:

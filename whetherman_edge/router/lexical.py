@@ -67,27 +67,33 @@ class Postings:
                     cell = gathered.setdefault(cls, {}).setdefault(t, [0.0, 0.0])
                     cell[0] += covered * weight
                     cell[1] += own * weight / total
-        self._places: dict[int, tuple[npt.NDArray[np.intp], F64Array]] = {
-            cls: (
-                np.array([*cells, *(t + self.n_tools for t in cells)], dtype=np.intp),
-                np.array([c[0] for c in cells.values()] + [c[1] for c in cells.values()], dtype=np.float64),
-            )
-            for cls, cells in gathered.items()
-        }
+        order = sorted(gathered)
+        cells = [gathered[cls] for cls in order]
+        # The index as arrays: cells [starts[i], starts[i + 1]) are those of stem class ``classes[i]``.
+        self.classes = np.array(order, dtype=np.int32)
+        self.starts = np.cumsum([0, *map(len, cells)], dtype=np.int32)
+        self.tools = np.array([t for cell in cells for t in cell], dtype=np.int32)
+        self.shares: F64Array = np.array([share for cell in cells for share in cell.values()], dtype=np.float64)
+        self._places: dict[int, tuple[npt.NDArray[np.intp], F64Array]] | None = None
 
-    def cells(self) -> dict[int, list[tuple[int, float, float]]]:
-        """For each stem class the tools that have it, each with its (covered, own) contributions."""
-        found: dict[int, list[tuple[int, float, float]]] = {}
-        for cls, (at, value) in self._places.items():
-            n = len(at) // 2
-            found[cls] = list(zip(at[:n].tolist(), value[:n].tolist(), value[n:].tolist(), strict=True))
-        return found
+    def _read_places(self) -> dict[int, tuple[npt.NDArray[np.intp], F64Array]]:
+        """By stem class: positions in the covered and own scores laid end to end, and what is added there."""
+        places = {}
+        shares = self.shares.reshape(-1, 2)
+        starts = self.starts.tolist()
+        for i, cls in enumerate(self.classes.tolist()):
+            part = slice(starts[i], starts[i + 1])
+            at = self.tools[part].astype(np.intp)
+            places[cls] = np.concatenate([at, at + self.n_tools]), shares[part].T.ravel()
+        return places
 
     def score(self, query: Stems) -> F64Array:
         """Lexical score of each tool: (n_tools,) float64."""
         n = self.n_tools
         flat = np.zeros(2 * n)
         places = self._places
+        if places is None:  # a slate of the compiled gate is never asked
+            places = self._places = self._read_places()
         for cls in query:
             if cls in places:
                 at, value = places[cls]
