@@ -61,7 +61,8 @@ class TooLong(EnvironmentFault):
 
 class WorkerSettings(msgspec.Struct, frozen=True):
     """Sizes of the worker. ``n_cells`` tokens of keys and values cost about 1 KB a layer each. ``wedged_s``: a
-    micro-batch of ``chunk`` tokens that takes longer than this never ends. ``saved``: where tools blocks are kept over
+    micro-batch of ``chunk`` tokens that takes longer than this never ends (30 s were seen on two cores that ten programs
+    wanted; callers have given up long before, by their own deadlines). ``saved``: where tools blocks are kept over
     a restart, valid under ``saved_key``; ``save``: whether this worker writes it too.
     """
 
@@ -72,7 +73,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     n_threads: int = 2
     tools_max: int = 3_072
     dialogue_max: int = 1_536
-    wedged_s: float = 30.0
+    wedged_s: float = 120.0
     saved: Path | None = None
     saved_key: persist.Key | None = None
     save: bool = False
