@@ -133,8 +133,13 @@ class OpenCalls:
 
     __slots__ = ("_waiting",)
 
-    def __init__(self) -> None:
-        self._waiting: list[ToolCall] = []
+    def __init__(self, waiting: tuple[ToolCall, ...] = ()) -> None:
+        self._waiting: list[ToolCall] = list(waiting)
+
+    @property
+    def waiting(self) -> tuple[ToolCall, ...]:
+        """The calls that wait now."""
+        return tuple(self._waiting)
 
     def offer(self, calls: tuple[ToolCall, ...]) -> None:
         """An assistant turn made these calls."""

@@ -7,11 +7,13 @@ not declared here (``reasoning_content``, image bytes) are skipped by the decode
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
 
 from whetherman_edge.dialects.chat import ChatView, Message, OpenCalls, Role, ToolCall, ToolChoice
+from whetherman_edge.dialects.dialogue_cache import BYTES_MAX, BYTES_MIN, DialogueCache, Turns, without_last
 from whetherman_edge.dialects.json_spans import refuse_repeated_keys, split_members
 from whetherman_edge.dialects.tool_cache import ToolCache, ToolSet, digest
 from whetherman_edge.dialects.tool_schema import parse_tools
@@ -90,7 +92,7 @@ def view(body: bytes, cache: ToolCache) -> ChatView:
     try:
         toolset = _toolset(fields, cache)
         choice, choice_name = _tool_choice(fields)
-        messages, reasoned = _messages(_decode_messages(fields["messages"]))
+        messages, reasoned = _dialogue(bytes(fields["messages"]), cache.dialogues)
         model = _value(fields, "model")
         return ChatView(
             dialect="openai_chat",
@@ -173,9 +175,30 @@ def read_tool_choice(value: Any) -> tuple[ToolChoice, str]:
     return "required", ""
 
 
-def _messages(parsed: list[_Message]) -> tuple[tuple[Message, ...], bool]:
+def _dialogue(raw: bytes, cache: DialogueCache) -> tuple[tuple[Message, ...], bool]:
+    """The turns of a messages array, and whether any carries reasoning; turns seen before are not read again.
+
+    Raises msgspec.DecodeError.
+    """
+    known = cache.known(raw) if len(raw) >= BYTES_MIN else None
+    parsed: list[_Message] = []
+    if known is not None:
+        with contextlib.suppress(msgspec.DecodeError):  # then the whole is read, for an error with the right place
+            parsed = _decode_messages(b"[" + raw[len(known.raw) + 1 :])
+    if not parsed:  # nothing is known, or nothing stands behind the comma, which is no array
+        known, parsed = None, _decode_messages(raw)
+    waiting = OpenCalls(known.waiting if known is not None else ())
+    before, reasoned = (known.messages, known.reasoned) if known is not None else ((), False)
+    if len(parsed) > 1 and BYTES_MIN <= len(raw) <= BYTES_MAX:
+        messages, has_reasoning = _messages(parsed[:-1], waiting)
+        before, reasoned, parsed = before + messages, reasoned or has_reasoning, parsed[-1:]
+        cache.keep(Turns(without_last(raw, known), before, waiting.waiting, reasoned), known)
+    messages, has_reasoning = _messages(parsed, waiting)
+    return before + messages, reasoned or has_reasoning
+
+
+def _messages(parsed: list[_Message], waiting: OpenCalls) -> tuple[tuple[Message, ...], bool]:
     """The turns, and whether any carries reasoning. Runs for every turn of every request: kept short of calls."""
-    waiting = OpenCalls()
     reasoned = False
     messages: list[Message] = []
     for turn in parsed:

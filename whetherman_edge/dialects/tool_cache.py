@@ -12,6 +12,7 @@ from hashlib import blake2b
 import msgspec
 
 from whetherman_edge.dialects.chat import Tool
+from whetherman_edge.dialects.dialogue_cache import DialogueCache
 
 # One agent has 1 to 90 tools (FACTS 6); 64 sets and 1,024 tools hold dozens of agents in about 2 MB.
 TOOLSETS_MAX = 64
@@ -36,9 +37,12 @@ class ToolSet(msgspec.Struct, frozen=True, gc=False):
 
 
 class ToolCache:
-    """Least-recently-used maps: digest of a tools array to its ToolSet, digest of one tool to its Tool or None."""
+    """Least-recently-used maps: digest of a tools array to its ToolSet, digest of one tool to its Tool or None.
 
-    __slots__ = ("_recent", "_sets", "_sets_max", "_tools", "_tools_max")
+    ``dialogues``: turns that come again, for the dialects that read them so.
+    """
+
+    __slots__ = ("_recent", "_sets", "_sets_max", "_tools", "_tools_max", "dialogues")
 
     def __init__(self, sets_max: int = TOOLSETS_MAX, tools_max: int = TOOLS_MAX) -> None:
         self._sets: OrderedDict[bytes, ToolSet] = OrderedDict()
@@ -46,6 +50,7 @@ class ToolCache:
         self._recent: list[tuple[bytes, ToolSet]] = []
         self._sets_max = sets_max
         self._tools_max = tools_max
+        self.dialogues = DialogueCache()
 
     @property
     def n_tools(self) -> int:
