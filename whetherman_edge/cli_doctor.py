@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import hashlib
 import json
 import platform
-import socket
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from whetherman_edge import __version__
+from whetherman_edge import __version__, cli_doctor_checks
 from whetherman_edge.config import Loaded, default_config_path, load_config
 from whetherman_edge.errors import WhethermanError
 
@@ -72,8 +70,8 @@ def examine(config_path: str | None) -> Iterable[Finding]:
     for name, check in _CHECKS:
         yield _guarded(name, check)
     if loaded is not None:
-        yield _guarded("port", lambda: _port(loaded))
-        yield _guarded("upstream", lambda: _upstream(loaded))
+        for name, check in _around(loaded):
+            yield _guarded(name, check)
 
 
 def _guarded(name: str, check: Callable[[], tuple[State, str]]) -> Finding:
@@ -116,14 +114,15 @@ def _artifacts() -> tuple[State, str]:
     checked = 0
     for manifest in sorted(folder.glob("*.json")):
         value = json.loads(manifest.read_text(encoding="utf-8"))
-        expected = value.get("sha256")
-        file = manifest.with_suffix(".safetensors")
-        if not expected or not file.is_file():
-            continue
-        got = hashlib.sha256(file.read_bytes()).hexdigest()
-        if got != expected:
-            return "fail", f"{file.name}: expected sha256 {expected[:16]}…, got {got[:16]}…; reinstall the package"
-        checked += 1
+        own = {"file": manifest.with_suffix(".safetensors").name, "sha256": value.get("sha256")}
+        for part in (own, *value.values()):  # a manifest names its one file, or each part its own
+            if not isinstance(part, dict) or not part.get("sha256") or not (folder / str(part.get("file"))).is_file():
+                continue
+            name, expected = part["file"], part["sha256"]
+            got = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+            if got != expected:
+                return "fail", f"{name}: expected sha256 {expected[:16]}…, got {got[:16]}…; reinstall the package"
+            checked += 1
     files = sorted(path.name for path in folder.glob("*.safetensors"))
     return ("ok", f"{', '.join(files)}; {checked} verified by manifest") if files else ("fail", f"none in {folder}")
 
@@ -145,38 +144,30 @@ def _gemma() -> tuple[State, str]:
     return "ok", f"backbone: {manifest.base.name}, {manifest.quantisation}, sha256 {manifest.sha256[:16]}…"
 
 
-def _port(loaded: Loaded) -> tuple[State, str]:
-    config = loaded.config
-    if not loaded.listens_tcp or config.port == 0:
-        return "ok", config.listen or "any free port"
-    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.host, config.port))
-        except OSError as exc:
-            if exc.errno == errno.EADDRINUSE:
-                return "note", f"{config.host}:{config.port} is in use, by a running whetherman-edge or something else"
-            return "fail", f"cannot listen on {config.host}:{config.port}: {exc.strerror}"
-    return "ok", f"{config.host}:{config.port} is free"
-
-
-def _upstream(loaded: Loaded) -> tuple[State, str]:
-    from whetherman_edge.proxy.upstream import Target, Upstream
+def _upstream(url: str, kind: str) -> tuple[State, str]:
+    """The configured model server, or those that are found."""
+    if url == "embedded":
+        return "ok", "embedded"
+    if url:
+        return cli_doctor_checks.upstream(url, kind)
     from whetherman_edge.service import discovery
 
-    configured = loaded.config.upstream
-    if configured == "embedded":
-        return "ok", "embedded"
-    if configured:
-        target = Target.parse(configured)
-        reachable = asyncio.run(Upstream(target).reachable(2.0))
-        return (
-            ("ok", f"{configured} accepts connections") if reachable else ("note", f"{configured} does not answer now")
-        )
     found = asyncio.run(discovery.discover())
     if found:
         return "ok", ", ".join(f"{one.name} at {one.url}" for one in found)
     return "note", "no model server found on the usual ports; start one, or use --upstream embedded"
+
+
+def _around(loaded: Loaded) -> Iterable[tuple[str, Callable[[], tuple[State, str]]]]:
+    """The checks that depend on the settings."""
+    url, kind = loaded.config.upstream, loaded.config.upstream_kind
+    yield "permissions", lambda: cli_doctor_checks.permissions(loaded)
+    yield "port", lambda: cli_doctor_checks.port(loaded)
+    yield "upstream", lambda: _upstream(url, kind)
+    remote = url if url != "embedded" else ""
+    if remote:
+        yield "context", lambda: cli_doctor_checks.context(remote, kind)
+    yield "clock", lambda: cli_doctor_checks.clock(remote)
 
 
 _CHECKS: tuple[tuple[str, Callable[[], tuple[State, str]]], ...] = (
@@ -185,4 +176,8 @@ _CHECKS: tuple[tuple[str, Callable[[], tuple[State, str]]], ...] = (
     ("router", _router),
     ("gate", _gate),
     ("gemma", _gemma),
+    ("environment", cli_doctor_checks.environment),
+    ("package", cli_doctor_checks.files_of_the_package),
+    ("ledger", cli_doctor_checks.ledger),
+    ("unit", cli_doctor_checks.unit),
 )

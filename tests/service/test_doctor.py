@@ -1,0 +1,199 @@
+"""``doctor``: each check finds its own fault, and its line says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import socket
+import threading
+
+import pytest
+
+from tests.ledger.entries import entry
+from whetherman_edge import cli, cli_doctor
+from whetherman_edge import cli_doctor_checks as checks
+from whetherman_edge.config import load_config
+from whetherman_edge.ledger import records
+from whetherman_edge.ledger.records import Ledger
+from whetherman_edge.service import units
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setattr(records, "FLUSH_EVERY_S", 0.0)
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def server():
+    """A model server of scripted GET answers: ``answers[path] = value``; ``dates`` overrides the Date header."""
+    answers: dict[str, object] = {}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps(answers.get(self.path, {})).encode()
+            self.send_response_only(200 if self.path in answers else 404)
+            self.send_header("Date", str(answers.get("date", self.date_time_string())))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_args):
+            pass
+
+    one = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=one.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{one.server_address[1]}", answers
+    one.shutdown()
+    thread.join()
+    one.server_close()
+
+
+def record(*entries):
+    ledger = Ledger()
+    for one in entries:
+        ledger.record(one)
+    ledger.close()
+    assert ledger.written == len(entries)
+
+
+def loaded(tmp_path, text="", mode=0o600, **flags):
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    file.chmod(mode)
+    return load_config(flags, environ={}, path=file)
+
+
+def test_a_variable_that_nobody_reads_is_named(monkeypatch):
+    assert checks.environment()[0] == "ok"
+    monkeypatch.setenv("WHETHERMAN_UPSTEAM", "x")
+    assert checks.environment() == ("fail", "WHETHERMAN_UPSTEAM is no setting; did you mean WHETHERMAN_UPSTREAM?")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "found"),
+    [
+        ("port = 1", 0o644, "ok"),
+        ('api_key = "k"', 0o600, "ok"),
+        ('api_key = "k"', 0o644, "chmod 600"),
+        ("port = 1", 0o666, "chmod go-w"),
+    ],
+)
+def test_a_key_must_not_lie_open(tmp_path, text, mode, found):
+    (tmp_path / "state").mkdir()
+    state, detail = checks.permissions(loaded(tmp_path, text, mode))
+    assert found == state or (state == "fail" and found in detail)
+
+
+def test_an_unsafe_ledger_is_named(tmp_path, state):
+    state.mkdir()
+    (state / records.NAME).symlink_to("/etc/passwd")
+    assert checks.permissions(loaded(tmp_path))[0] == "fail"
+
+
+def test_a_damaged_ledger_and_one_of_the_future_are_named(state):
+    assert checks.ledger()[0] == "ok"
+    record(entry())
+    assert checks.ledger()[0] == "ok"
+    record(entry(at_s=4e9))
+    assert "clock" in checks.ledger()[1]
+    (state / records.NAME).write_bytes(b"rubbish" * 1000)
+    for ending in ("-wal", "-shm"):
+        (state / (records.NAME + ending)).unlink(missing_ok=True)
+    assert checks.ledger()[0] == "fail"
+
+
+def test_a_port_is_free_ours_or_taken(tmp_path, server):
+    url, answers = server
+    number = url.rpartition(":")[2]
+    assert checks.port(loaded(tmp_path, port=number))[0] == "fail"
+    answers["/health"] = {"upstream_kind": "openai", "version": "9"}
+    assert checks.port(loaded(tmp_path, port=number)) == ("ok", f"127.0.0.1:{number} is served by whetherman-edge 9")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    assert checks.port(loaded(tmp_path, port=str(free)))[0] == "ok"
+
+
+def test_an_upstream_that_is_down_is_a_fault_with_its_fix(server):
+    url, answers = server
+    answers["/v1/models"] = {"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]}
+    assert checks.upstream(url, "auto")[0] == "ok"
+    assert "vllm" in checks.upstream(url, "auto")[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        dead = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    state, detail = checks.upstream(dead, "auto")
+    assert (state, "--upstream" in detail) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "n_ctx"),
+    [
+        ("llamacpp", "/props", {"default_generation_settings": {"n_ctx": 2048}}, 2048),
+        ("ollama", "/api/ps", {"models": [{"context_length": 8192}, {"context_length": 2048}]}, 2048),
+        ("ollama", "/api/ps", {"models": []}, checks.OLLAMA_CONTEXT),
+        ("ollama", "/api/ps", {"models": None}, checks.OLLAMA_CONTEXT),
+        ("llamacpp", "/props", [], 0),
+        ("openai", "/props", {}, 0),
+    ],
+)
+def test_tools_larger_than_the_context_are_named(server, monkeypatch, kind, path, value, n_ctx):
+    monkeypatch.delenv("OLLAMA_CONTEXT_LENGTH", raising=False)
+    url, answers = server
+    answers[path] = value
+    assert asyncio.run(checks._context_tokens(url, kind))[0] == n_ctx
+    assert checks.context(url, kind)[0] == "ok"
+    record(entry(request_bytes=100_000))
+    state, detail = checks.context(url, kind)
+    assert state == ("fail" if n_ctx else "ok")
+    if n_ctx:
+        assert "cut off" in detail
+
+
+@pytest.mark.parametrize(
+    ("python", "config", "drop_in", "directive"),
+    [
+        ("/opt/w/bin/python", "/etc/whetherman/config.toml", "", ""),
+        ("/home/me/venv/bin/python", "/etc/whetherman/config.toml", "", "ProtectHome"),
+        ("/opt/w/bin/python", "/root/c.toml", "", "ProtectHome"),
+        ("/opt/w/bin/python", "/tmp/c.toml", "", "PrivateTmp"),
+        ("/opt/w/bin/python", "/srv/c.toml", "[Service]\nInaccessiblePaths=/srv\n", "InaccessiblePaths"),
+        ("/home/me/venv/bin/python", "/etc/c.toml", "[Service]\nBindReadOnlyPaths=/home/me/venv\n", ""),
+        ("/home/me/venv/bin/python", "/etc/c.toml", "[Service]\nProtectHome=no\n", ""),
+        (
+            "/opt/w/bin/python",
+            "/etc/c.toml",
+            "[Service]\nEnvironment=WHETHERMAN_MODELS=/home/me/models\n",
+            "ProtectHome",
+        ),
+    ],
+)
+def test_o03_a_directive_that_hides_a_file_is_named(tmp_path, python, config, drop_in, directive):
+    (tmp_path / "whetherman-edge.service").write_text(units.system_service(units.Place(python=python, config=config)))
+    if drop_in:
+        (tmp_path / "whetherman-edge.service.d").mkdir()
+        (tmp_path / "whetherman-edge.service.d" / "override.conf").write_text(drop_in)
+    state, detail = checks.unit([str(tmp_path)])
+    assert state == ("fail" if directive else "ok"), detail
+    assert directive in detail
+
+
+def test_a_clock_that_is_off_is_named(monkeypatch, server):
+    url, answers = server
+    assert checks.clock(url)[0] == "ok"
+    answers["date"] = "Mon, 01 Jan 2001 00:00:00 GMT"
+    assert checks.clock(url)[0] == "note"
+    monkeypatch.setattr(checks.time, "time", lambda: 1_000.0)
+    assert "timedatectl" in checks.clock()[1]
+
+
+def test_a_fault_is_exit_code_1_and_in_the_json(capsys, monkeypatch):
+    monkeypatch.setattr(cli_doctor, "_CHECKS", (("environment", checks.environment), ("unit", checks.unit)))
+    monkeypatch.setattr(cli_doctor, "_around", lambda _loaded: ())
+    monkeypatch.setenv("WHETHERMAN_PROT", "1")
+    assert cli.main(["doctor", "--json"]) == 1
+    value = json.loads(capsys.readouterr().out)
+    assert value["ok"] is False
+    assert [one["name"] for one in value["checks"] if one["state"] == "fail"] == ["environment"]
