@@ -32,6 +32,7 @@ VERBS: tuple[tuple[str, str, str], ...] = (
     ("model", "whetherman_edge.backbone.cli", "weights on this machine: list, install, verify, path"),
     ("bench", "whetherman_edge.bench.cli", "measure: latency, router, proxy, …"),
     ("doctor", "whetherman_edge.cli_doctor", "check this installation and say what is wrong"),
+    ("replay", "whetherman_edge.cli_replay", "recorded decisions as one HTML file"),
     ("service", "whetherman_edge.cli_service", "run as a service: install, uninstall, status"),
     ("config", "whetherman_edge.cli", "show every setting and where it comes from"),
 )
