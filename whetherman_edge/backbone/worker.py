@@ -61,8 +61,8 @@ class TooLong(EnvironmentFault):
 
 class WorkerSettings(msgspec.Struct, frozen=True):
     """Sizes of the worker. ``n_cells`` tokens of keys and values cost about 1 KB a layer each. ``wedged_s``: a
-    micro-batch of ``chunk`` tokens that takes longer than this never ends (30 s were seen on two cores wanted by ten programs;
-    callers have given up long before, by their own deadlines). ``saved``: where tools blocks are kept over
+    micro-batch of ``chunk`` tokens that takes longer than this never ends (30 s were seen on a starved machine; callers
+    have given up long before, by their own deadlines). ``saved``: where tools blocks are kept over
     a restart, valid under ``saved_key``; ``save``: whether this worker writes it too.
     """
 
