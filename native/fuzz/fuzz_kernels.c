@@ -143,46 +143,11 @@ static void fuzz_gather(struct source *source) {
     free(sums);
 }
 
-static void fuzz_forest(struct source *source) {
-    const size_t n_nodes = take_u8(source) % 40U;
-    const size_t n_leaves = take_u8(source) % 40U;
-    const size_t n_trees = take_u8(source) % 10U;
-    const size_t n_classes = take_u8(source) % 6U;
-    const size_t n_features = take_u8(source) % 20U;
-    unsigned char *feature_index = take_indices(source, n_nodes, (uint32_t)n_features);
-    unsigned char *threshold = take_block(source, n_nodes * sizeof(double));
-    unsigned char *left = take_indices(source, n_nodes, (uint32_t)n_nodes);
-    unsigned char *right = take_indices(source, n_nodes, (uint32_t)n_nodes);
-    unsigned char *leaf_value = take_block(source, n_leaves * sizeof(double));
-    unsigned char *tree_root = take_indices(source, n_trees, (uint32_t)n_nodes);
-    unsigned char *tree_class = take_indices(source, n_trees, (uint32_t)n_classes);
-    for (size_t i = 0; i < n_nodes; i++) { /* some children as leaves */
-        const int32_t leaf = -(int32_t)(i % 41U) - 1;
-        if (take_u8(source) & 1) {
-            memcpy((take_u8(source) & 1 ? left : right) + i * sizeof leaf, &leaf, sizeof leaf);
-        }
-    }
-    unsigned char *features = take_block(source, n_features * sizeof(float));
-    unsigned char *sums = take_block(source, n_classes * sizeof(double));
-    const struct wh_forest forest = {feature_index, threshold, left,     right,   leaf_value, tree_root,
-                                     tree_class,    n_nodes,   n_leaves, n_trees, n_classes};
-    (void)wh_forest_f32(&forest, features, n_features, sums);
-    free(feature_index);
-    free(threshold);
-    free(left);
-    free(right);
-    free(leaf_value);
-    free(tree_root);
-    free(tree_class);
-    free(features);
-    free(sums);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     struct source source = {data, n_bytes};
-    static void (*const targets[])(struct source *) = {fuzz_pool_and_cosine, fuzz_ngrams, fuzz_gather, fuzz_forest};
-    targets[take_u8(&source) % 4U](&source);
+    static void (*const targets[])(struct source *) = {fuzz_pool_and_cosine, fuzz_ngrams, fuzz_gather};
+    targets[take_u8(&source) % 3U](&source);
     return 0;
 }
 

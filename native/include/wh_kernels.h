@@ -27,7 +27,6 @@ enum wh_status {
     WH_OK = 0,
     WH_ERR_INDEX = 1, /* an index in a buffer points outside the array it indexes */
     WH_ERR_RANGE = 2, /* a value is larger than the overflow bound below */
-    WH_ERR_CYCLE = 3, /* a child node does not come after its parent, so a walk might not end */
 };
 
 /* Overflow bounds, checked by the callers (module.c, reference.py) and, for values, by the kernels.
@@ -90,26 +89,6 @@ size_t wh_hash_ngrams(const uint8_t *restrict text, size_t n_bytes, uint32_t see
 size_t wh_ngram_sum_f32(const uint8_t *restrict text, size_t n_bytes, uint32_t seed, uint32_t modes,
                         const unsigned char *restrict weights, size_t n_buckets, size_t n_columns,
                         unsigned char *restrict sums);
-
-/* A boosted forest over one feature vector.
- * Node i sends the vector left iff features[feature_index[i]] <= threshold[i] (compared in double; NaN goes right).
- * A child >= 0 is a node and must be larger than its parent; a child < 0 is leaf ~child. So is a root.
- * sums[c] = sum of the reached leaves of the trees with tree_class == c, added in double in tree order. */
-struct wh_forest {
-    const unsigned char *feature_index; /* int32 (n_nodes,) */
-    const unsigned char *threshold;     /* float64 (n_nodes,) */
-    const unsigned char *left;          /* int32 (n_nodes,) */
-    const unsigned char *right;         /* int32 (n_nodes,) */
-    const unsigned char *leaf_value;    /* float64 (n_leaves,) */
-    const unsigned char *tree_root;     /* int32 (n_trees,) */
-    const unsigned char *tree_class;    /* int32 (n_trees,) */
-    size_t n_nodes;
-    size_t n_leaves;
-    size_t n_trees;
-    size_t n_classes;
-};
-enum wh_status wh_forest_f32(const struct wh_forest *forest, const unsigned char *restrict features, size_t n_features,
-                             unsigned char *restrict sums);
 
 /* The gate's dense head: standardised scalars and projected vectors, one hidden layer, class scores.
  * With x = clip((scalars - mean) * scale, -limit, limit), P_k = dense[projected_rows[k]] @ projection[k]:

@@ -111,8 +111,6 @@ static PyObject *result(enum wh_status status, const char *function, Py_ssize_t 
     case WH_ERR_RANGE:
         return PyErr_Format(PyExc_ValueError, "%s: a value exceeds the bound that keeps the integer sums exact",
                             function);
-    case WH_ERR_CYCLE:
-        return PyErr_Format(PyExc_ValueError, "%s: a child node does not come after its parent", function);
     }
     return NULL;
 }
@@ -264,58 +262,6 @@ cleanup:
     return answer;
 }
 
-/* forest_f32_into(features float32 (n_features,), feature_index int32 (n_nodes,), threshold float64 (n_nodes,),
- *                 left int32 (n_nodes,), right int32 (n_nodes,), leaf_value float64 (n_leaves,),
- *                 tree_root int32 (n_trees,), tree_class int32 (n_trees,), sums float64 (n_classes,) out) -> n_trees */
-static PyObject *forest_f32_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-    enum { FEATURES, FEATURE_INDEX, THRESHOLD, LEFT, RIGHT, LEAF_VALUE, TREE_ROOT, TREE_CLASS, SUMS, N_VIEWS };
-    static const struct {
-        const char *name;
-        const struct dtype *dtype;
-    } parts[N_VIEWS] = {
-        {"features", &float32}, {"feature_index", &int32}, {"threshold", &float64},
-        {"left", &int32},       {"right", &int32},         {"leaf_value", &float64},
-        {"tree_root", &int32},  {"tree_class", &int32},    {"sums", &float64},
-    };
-    Py_buffer views[N_VIEWS] = {{0}};
-    PyObject *answer = NULL;
-    (void)self;
-    if (!has_arguments("forest_f32_into", n_args, N_VIEWS)) {
-        goto cleanup;
-    }
-    for (int i = 0; i < N_VIEWS; i++) {
-        if (!acquire(args[i], parts[i].name, parts[i].dtype, 1, i == SUMS, &views[i])) {
-            goto cleanup;
-        }
-    }
-    const Py_ssize_t n_nodes = views[FEATURE_INDEX].shape[0];
-    const Py_ssize_t n_trees = views[TREE_ROOT].shape[0];
-    if (!has_length(&views[THRESHOLD], 0, n_nodes, "threshold", "the nodes of feature_index") ||
-        !has_length(&views[LEFT], 0, n_nodes, "left", "the nodes of feature_index") ||
-        !has_length(&views[RIGHT], 0, n_nodes, "right", "the nodes of feature_index") ||
-        !has_length(&views[TREE_CLASS], 0, n_trees, "tree_class", "the trees of tree_root")) {
-        goto cleanup;
-    }
-    const struct wh_forest forest = {
-        .feature_index = views[FEATURE_INDEX].buf,
-        .threshold = views[THRESHOLD].buf,
-        .left = views[LEFT].buf,
-        .right = views[RIGHT].buf,
-        .leaf_value = views[LEAF_VALUE].buf,
-        .tree_root = views[TREE_ROOT].buf,
-        .tree_class = views[TREE_CLASS].buf,
-        .n_nodes = (size_t)n_nodes,
-        .n_leaves = (size_t)views[LEAF_VALUE].shape[0],
-        .n_trees = (size_t)n_trees,
-        .n_classes = (size_t)views[SUMS].shape[0],
-    };
-    answer = result(wh_forest_f32(&forest, views[FEATURES].buf, (size_t)views[FEATURES].shape[0], views[SUMS].buf),
-                    "forest_f32", n_trees);
-cleanup:
-    release(views, N_VIEWS);
-    return answer;
-}
-
 /* dense_head_f32_into(scalars, dense, mean, scale, scalar_weight, scalar_bias, projection, projected_rows, alone, left,
  *                     right, hidden_weight, hidden_bias, out_weight, out_bias, limit float32 (1,), scratch out, logits
  *                     float64 (n_classes,) out) -> n_classes. Shapes as in wh_kernels.h. */
@@ -436,10 +382,10 @@ cleanup:
 #define FASTCALL(function) {#function, (PyCFunction)(void (*)(void))function, METH_FASTCALL, NULL}
 
 static PyMethodDef bound_methods[] = {
-    FASTCALL(pool_i8_into),        FASTCALL(cosine_i8_into),       FASTCALL(gather_sum_f32_into),
-    FASTCALL(hash_ngrams_into),    FASTCALL(ngram_sum_f32_into),   FASTCALL(forest_f32_into),
-    FASTCALL(dense_head_f32_into), FASTCALL(wordpiece_index_into), FASTCALL(wordpiece_into),
-    FASTCALL(text_record_into),    FASTCALL(ngram_fields_into),    FASTCALL(gate_forward),
+    FASTCALL(pool_i8_into),         FASTCALL(cosine_i8_into),     FASTCALL(gather_sum_f32_into),
+    FASTCALL(hash_ngrams_into),     FASTCALL(ngram_sum_f32_into), FASTCALL(dense_head_f32_into),
+    FASTCALL(wordpiece_index_into), FASTCALL(wordpiece_into),     FASTCALL(text_record_into),
+    FASTCALL(ngram_fields_into),    FASTCALL(gate_forward),
 };
 
 /* bind(isa: str) -> dict of functions; "best" takes what this machine can run. */

@@ -191,52 +191,6 @@ static void test_ngram_bound(void) {
     }
 }
 
-static void test_forest(void) {
-    /* tree 0 (class 1): x0 <= 0.5 ? leaf 0 : (x1 <= -1 ? leaf 1 : leaf 2); tree 1 (class 0): leaf 3 alone */
-    const int32_t feature_index[2] = {0, 1};
-    const double threshold[2] = {0.5, -1.0};
-    const int32_t left[2] = {~0, ~1};
-    int32_t right[2] = {1, ~2};
-    const double leaf_value[4] = {10.0, 20.0, 30.0, 0.5};
-    int32_t tree_root[2] = {0, ~3};
-    int32_t tree_class[2] = {1, 0};
-    const struct wh_forest forest = {
-        BYTES(feature_index),
-        BYTES(threshold),
-        BYTES(left),
-        BYTES(right),
-        BYTES(leaf_value),
-        BYTES(tree_root),
-        BYTES(tree_class),
-        2,
-        4,
-        2,
-        2,
-    };
-    double sums[2];
-    float features[2] = {0.5F, 0.0F};
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_OK);
-    CHECK(sums[0] == 0.5 && sums[1] == 10.0);
-    features[0] = 0.75F;
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_OK);
-    CHECK(sums[1] == 30.0);
-    CHECK(wh_forest_f32(&forest, BYTES(features), 1, BYTES(sums)) == WH_ERR_INDEX); /* feature 1 is beyond */
-    right[0] = 0;
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_ERR_CYCLE);
-    right[0] = 2;
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_ERR_INDEX);
-    right[0] = ~4;
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_ERR_INDEX);
-    right[0] = INT32_MIN;
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_ERR_INDEX);
-    right[0] = 1;
-    tree_class[0] = 2;
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_ERR_INDEX);
-    tree_class[0] = 1;
-    tree_root[0] = 2;
-    CHECK(wh_forest_f32(&forest, BYTES(features), 2, BYTES(sums)) == WH_ERR_INDEX);
-}
-
 /* One scalar unit, one projection of a two-column row, its square; then every set on random weights of odd sizes. */
 static void test_dense_head(const struct wh_ops *ops) {
     const float mean[1] = {1.0F};
@@ -405,7 +359,6 @@ int main(void) {
     }
     test_ngrams();
     test_ngram_bound();
-    test_forest();
     test_capture();
     printf("kernels: all C tests passed, serial and %s\n", best->name);
     return 0;

@@ -28,23 +28,6 @@ SAMPLES = 200
 Case = Callable[[Kernels], Any]
 
 
-def complete_forest(rng: np.random.Generator, n_trees: int, depth: int) -> list[Any]:
-    n_inner, n_leaves = 2**depth - 1, 2**depth
-    child = np.arange(1, 2 * n_inner + 1)
-    offset = np.arange(n_trees)[:, None]
-    children = np.where(child < n_inner, offset * n_inner + child, ~(offset * n_leaves + child - n_inner))
-    return [
-        rng.integers(0, 122, n_trees * n_inner).astype(np.int32),
-        rng.standard_normal(n_trees * n_inner),
-        np.ascontiguousarray(children[:, 0::2]).ravel().astype(np.int32),
-        np.ascontiguousarray(children[:, 1::2]).ravel().astype(np.int32),
-        rng.standard_normal(n_trees * n_leaves),
-        (np.arange(n_trees) * n_inner).astype(np.int32),
-        (np.arange(n_trees) % 4).astype(np.int32),
-        4,
-    ]
-
-
 def dense_weights(rng: np.random.Generator) -> DenseWeights:
     """The gate's sizes: 122 scalars, 64 scalar units, 8 projections of a 256-column row to 48, 96 hidden units."""
 
@@ -80,7 +63,7 @@ def cases() -> dict[str, Case]:
     out = np.empty(256, np.int32)
     weights = rng.standard_normal((1 << 15, 4)).astype(np.float32)
     buckets = load("reference").hash_ngrams(TEXT, 1, 1 << 15)
-    features, forest = rng.standard_normal(122).astype(np.float32), complete_forest(rng, 480, 4)
+    features = rng.standard_normal(122).astype(np.float32)
     dense, head = rng.standard_normal((7, 256)).astype(np.float32), dense_weights(rng)
     one, none, cell = np.zeros((1, 1), np.int8), np.empty(0, np.int32), np.zeros(1, np.int32)
     return {
@@ -93,7 +76,6 @@ def cases() -> dict[str, Case]:
         f"hash_ngrams, {len(TEXT)} bytes, {buckets.size} n-grams": lambda k: k.hash_ngrams(TEXT, 1, 1 << 15),
         f"gather_sum_f32, {buckets.size} x 4": lambda k: k.gather_sum_f32(weights, buckets),
         f"ngram_sum_f32, {len(TEXT)} bytes x 4": lambda k: k.ngram_sum_f32(TEXT, 1, NGRAM_ALL, weights),
-        "forest_f32, 480 trees of depth 4": lambda k: k.forest_f32(features, *forest),
         "dense_head_f32, the gate's sizes": lambda k: k.dense_head_f32(features, dense, head),
     }
 

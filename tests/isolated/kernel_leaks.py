@@ -26,9 +26,7 @@ def calls(kernels: Kernels) -> list[Callable[[], object]]:
     pooled = kernels.pool_i8(table, ids)
     weights, buckets = np.ones((64, 4), np.float32), np.arange(40, dtype=np.uint32)
     text = b"What is the weather in Lima, and should I bring a coat?"
-    node, limit = np.zeros(1, np.int32), np.zeros(1)
-    left, right, leaves = np.array([~0], np.int32), np.array([~1], np.int32), np.array([1.0, 2.0])
-    features = np.ones(3, np.float32)
+    node, features = np.zeros(1, np.int32), np.ones(3, np.float32)
     head = DenseWeights(
         *(features, features, np.ones((3, 2), np.float32), features[:2], np.ones((1, 3, 4), np.float32)),
         *(node, node, node, node, np.ones((10, 5), np.float32), np.ones(5, np.float32)),
@@ -47,8 +45,6 @@ def calls(kernels: Kernels) -> list[Callable[[], object]]:
         lambda: kernels.hash_ngrams(text, 1, 1000),
         lambda: kernels.ngram_sum_f32(text, 1, 31, weights),
         lambda: kernels.ngram_sum_f32(text, -1, 31, weights),
-        lambda: kernels.forest_f32(features, node, limit, left, right, leaves, node, node, 2),
-        lambda: kernels.forest_f32(features, node, limit, left, right, leaves, node, node[:0], 2),
         lambda: kernels.dense_head_f32(features, np.ones((2, 3), np.float32), head),
         lambda: kernels.dense_head_f32(features[1:], np.ones((2, 3), np.float32), head),
         lambda: load("serial"),

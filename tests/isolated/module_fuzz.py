@@ -25,10 +25,6 @@ SIGNATURES: dict[str, list[Any]] = {
     "gather_sum_f32_into": [(np.float32, 2), (np.uint32, 1), (np.float64, 1)],
     "hash_ngrams_into": ["text", "int", "int", "int", (np.uint32, 1)],
     "ngram_sum_f32_into": ["text", "int", "int", (np.float32, 2), (np.float64, 1)],
-    "forest_f32_into": [
-        *((np.float32, 1), (np.int32, 1), (np.float64, 1), (np.int32, 1), (np.int32, 1)),
-        *((np.float64, 1), (np.int32, 1), (np.int32, 1), (np.float64, 1)),
-    ],
     "dense_head_f32_into": [
         *((np.float32, 1), (np.float32, 2), (np.float32, 1), (np.float32, 1), (np.float32, 2), (np.float32, 1)),
         *((np.float32, 3), (np.int32, 1), (np.int32, 1), (np.int32, 1), (np.int32, 1), (np.float32, 2)),

@@ -288,72 +288,6 @@ def test_gather_refuses_buckets_outside(kernels: Kernels) -> None:
             kernels.gather_sum_f32(np.zeros((4, 2), F32), np.array([0, bad], U32))
 
 
-# ---- forest_f32 ----
-
-
-def stump_forest() -> dict[str, Any]:
-    """Tree 0 (class 1): x0 <= 0.5 ? 10 : (x1 <= -1 ? 20 : 30). Tree 1 (class 0): 0.5. Tree 2 (class 1): x1 <= 0."""
-    return {
-        "feature_index": np.array([0, 1, 1], I32),
-        "threshold": np.array([0.5, -1.0, 0.0], F64),
-        "left": np.array([~0, ~1, ~4], I32),
-        "right": np.array([1, ~2, ~5], I32),
-        "leaf_value": np.array([10.0, 20.0, 30.0, 0.5, 1.0, 2.0], F64),
-        "tree_root": np.array([0, ~3, 2], I32),
-        "tree_class": np.array([1, 0, 1], I32),
-    }
-
-
-@pytest.mark.parametrize(
-    ("features", "scores"),
-    [
-        ((0.5, 0.0), [0.5, 11.0, 0.0]),
-        ((0.75, -1.0), [0.5, 21.0, 0.0]),
-        ((float("nan"), 5.0), [0.5, 32.0, 0.0]),
-        ((float("-inf"), float("nan")), [0.5, 12.0, 0.0]),
-    ],
-)
-def test_forest_by_hand(kernels: Kernels, features: tuple[float, float], scores: list[float]) -> None:
-    got = kernels.forest_f32(np.array(features, F32), **stump_forest(), n_classes=3)
-    assert got.dtype == F64
-    assert got.tolist() == scores
-
-
-def test_forest_compares_in_double(kernels: Kernels) -> None:
-    """The float32 nearest to 0.1 is above 0.1: it must go right."""
-    forest = stump_forest() | {"threshold": np.array([0.1, -1.0, 0.0], F64)}
-    assert kernels.forest_f32(np.array([0.1, 5.0], F32), **forest, n_classes=2).tolist() == [0.5, 32.0]
-
-
-def test_an_empty_forest_scores_zero(kernels: Kernels) -> None:
-    empty = {name: array[:0] for name, array in stump_forest().items()}
-    assert kernels.forest_f32(np.zeros(2, F32), **empty, n_classes=4).tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize(
-    ("name", "at", "value"),
-    [
-        *(("feature_index", 0, value) for value in (2, -1)),
-        *(("left", 1, value) for value in (3, ~6, -(2**31), 1, 0)),
-        *(("tree_root", 0, value) for value in (3, ~6)),
-        *(("tree_class", 0, value) for value in (3, -1)),
-    ],
-)
-def test_forest_refuses_broken_trees(kernels: Kernels, name: str, at: int, value: int) -> None:
-    forest = stump_forest()
-    forest[name][at] = value
-    with pytest.raises(ValueError, match=r"index|parent"):
-        kernels.forest_f32(np.array([1.0, -1.0], F32), **forest, n_classes=3)
-
-
-@pytest.mark.parametrize("name", ["threshold", "left", "right", "tree_class"])
-def test_forest_refuses_lengths_that_differ(kernels: Kernels, name: str) -> None:
-    forest = stump_forest()
-    forest[name] = forest[name][:-1].copy()
-    with pytest.raises(ValueError, match=f"{name}.*: expected length 3"):
-        kernels.forest_f32(np.zeros(2, F32), **forest, n_classes=3)
-
-
 # ---- every kernel ----
 
 GOOD: dict[str, list[Any]] = {
@@ -361,7 +295,6 @@ GOOD: dict[str, list[Any]] = {
     "pool_i8_into": [np.ones((3, 4), np.int8), np.zeros(2, I32), np.zeros(4, I32)],
     "cosine_i8": [np.ones(4, I32), np.ones((3, 4), np.int8), np.ones(3)],
     "gather_sum_f32": [np.ones((4, 2), F32), np.zeros(2, U32)],
-    "forest_f32": [np.zeros(2, F32), *stump_forest().values(), 3],
     "ngram_sum_f32": [b"text", 0, 31, np.ones((4, 2), F32)],
 }
 ARRAYS = [(name, i) for name, values in GOOD.items() for i, v in enumerate(values) if isinstance(v, np.ndarray)]
@@ -405,7 +338,7 @@ def test_fortran_order_is_refused(kernels: Kernels) -> None:
         kernels.pool_i8(table, np.zeros(1, I32))
 
 
-@pytest.mark.parametrize("name", ["pool_i8", "cosine_i8", "gather_sum_f32", "forest_f32", "ngram_sum_f32"])
+@pytest.mark.parametrize("name", ["pool_i8", "cosine_i8", "gather_sum_f32", "ngram_sum_f32"])
 def test_arguments_are_counted(kernels: Kernels, name: str) -> None:
     with pytest.raises(TypeError):
         getattr(kernels, name)(*GOOD[name], 1)
@@ -457,41 +390,6 @@ def test_native_sums_match_the_reference(native_kernels: Kernels, data: st.DataO
     expected, expected_count = reference.ngram_sum_f32(text, 3, NGRAM_ALL, weights)
     assert identical(got, expected)
     assert count == expected_count
-
-
-def random_forest(rng: np.random.Generator, n_trees: int, n_features: int, n_classes: int) -> list[Any]:
-    feature_index, threshold, left, right, leaves, roots, classes = [], [], [], [], [], [], []
-    for _ in range(n_trees):
-        first, n_inner = len(threshold), int(rng.integers(0, 31))
-        roots.append(first if n_inner else ~len(leaves))
-        classes.append(int(rng.integers(0, n_classes)))
-        free = 1  # the next inner node of this tree not yet hung below another
-        for i in range(n_inner):
-            feature_index.append(int(rng.integers(0, n_features)))
-            threshold.append(float(rng.standard_normal()))
-            for side in (left, right):
-                if free < n_inner and (rng.random() < 0.7 or free == i + 1):
-                    side.append(first + free)
-                    free += 1
-                else:
-                    side.append(~len(leaves))
-                    leaves.append(float(rng.standard_normal()))
-        if not n_inner:
-            leaves.append(float(rng.standard_normal()))
-    dtypes = (I32, F64, I32, I32, F64, I32, I32)
-    parts = (feature_index, threshold, left, right, leaves, roots, classes)
-    return [np.array(part, dtype) for part, dtype in zip(parts, dtypes, strict=True)]
-
-
-@same_machine
-@given(seed=st.integers(0, 2**32), n_trees=st.integers(0, 40), n_classes=st.integers(1, 5))
-def test_native_forest_matches_the_reference(native_kernels: Kernels, seed: int, n_trees: int, n_classes: int) -> None:
-    rng = np.random.default_rng(seed)
-    forest = random_forest(rng, n_trees, 6, n_classes)
-    features = rng.standard_normal(6).astype(F32)
-    features[rng.random(6) < 0.1] = np.nan
-    expected = reference.forest_f32(features, *forest, n_classes)
-    assert identical(native_kernels.forest_f32(features, *forest, n_classes), expected)
 
 
 # ---- dense_head_f32 ----

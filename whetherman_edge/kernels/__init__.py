@@ -58,23 +58,6 @@ class HashNgrams(Protocol):
     def __call__(self, utf8: BytesLike, seed: int, n_buckets: int, modes: int = NGRAM_ALL) -> U32Vector: ...
 
 
-class Forest(Protocol):
-    """Signature of ``reference.forest_f32``."""
-
-    def __call__(
-        self,
-        features: F32Vector,
-        feature_index: I32Vector,
-        threshold: F64Vector,
-        left: I32Vector,
-        right: I32Vector,
-        leaf_value: F64Vector,
-        tree_root: I32Vector,
-        tree_class: I32Vector,
-        n_classes: int,
-    ) -> F64Vector: ...
-
-
 class GateKernels(msgspec.Struct, frozen=True):
     """The gate's hot path in C, as ``native/src/module_gate.c`` describes each function; the Python it follows is
     ``router.table`` (word pieces), ``gate.records`` (text records), ``gate.heads`` and ``gate.features``.
@@ -102,7 +85,6 @@ class Kernels(msgspec.Struct, frozen=True):
     gather_sum_f32: Callable[[F32Matrix, U32Vector], F64Vector]
     hash_ngrams: HashNgrams
     ngram_sum_f32: Callable[[BytesLike, int, int, F32Matrix], tuple[F64Vector, int]]
-    forest_f32: Forest
     dense_head_f32: Callable[[F32Vector, F32Matrix, DenseWeights], F64Vector]
     gate: GateKernels | None = None
 
@@ -142,6 +124,5 @@ def _reference() -> Kernels:
         gather_sum_f32=reference.gather_sum_f32,
         hash_ngrams=reference.hash_ngrams,
         ngram_sum_f32=reference.ngram_sum_f32,
-        forest_f32=reference.forest_f32,
         dense_head_f32=reference.dense_head_f32,
     )

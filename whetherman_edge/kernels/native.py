@@ -44,7 +44,6 @@ def bind(isa: str) -> dict[str, Any]:
         "gather_sum_f32": _gather_sum_f32(compiled["gather_sum_f32_into"]),
         "hash_ngrams": _hash_ngrams(compiled["hash_ngrams_into"]),
         "ngram_sum_f32": _ngram_sum_f32(compiled["ngram_sum_f32_into"]),
-        "forest_f32": _forest_f32(compiled["forest_f32_into"]),
         "dense_head_f32": _dense_head_f32(compiled["dense_head_f32_into"]),
         "gate": {name: compiled[name] for name in _GATE},
     }
@@ -112,26 +111,6 @@ def _ngram_sum_f32(into: Callable[..., int]) -> Callable[[BytesLike, int, int, F
 
     ngram_sum_f32.__doc__ = reference.ngram_sum_f32.__doc__
     return ngram_sum_f32
-
-
-def _forest_f32(into: Callable[..., int]) -> Callable[..., F64Vector]:
-    def forest_f32(
-        features: F32Vector,
-        feature_index: I32Vector,
-        threshold: F64Vector,
-        left: I32Vector,
-        right: I32Vector,
-        leaf_value: F64Vector,
-        tree_root: I32Vector,
-        tree_class: I32Vector,
-        n_classes: int,
-    ) -> F64Vector:
-        sums = np.empty(n_classes, _F64)
-        into(features, feature_index, threshold, left, right, leaf_value, tree_root, tree_class, sums)
-        return sums
-
-    forest_f32.__doc__ = reference.forest_f32.__doc__
-    return forest_f32
 
 
 def _dense_head_f32(into: Callable[..., int]) -> Callable[[F32Vector, F32Matrix, DenseWeights], F64Vector]:

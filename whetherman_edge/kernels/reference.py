@@ -243,52 +243,6 @@ def _character_hashes(padded: bytes, char_start: int, modes: int) -> Iterator[in
                 yield _finalise(state)
 
 
-def forest_f32(
-    features: F32Vector,
-    feature_index: I32Vector,
-    threshold: F64Vector,
-    left: I32Vector,
-    right: I32Vector,
-    leaf_value: F64Vector,
-    tree_root: I32Vector,
-    tree_class: I32Vector,
-    n_classes: int,
-) -> F64Vector:
-    """Raw scores of a boosted forest for one feature vector.
-
-    features: (n_features,) float32.  feature_index, left, right: (n_nodes,) int32.  threshold: (n_nodes,) float64.
-    leaf_value: (n_leaves,) float64.  tree_root, tree_class: (n_trees,) int32.
-    Node i sends the vector left iff features[feature_index[i]] <= threshold[i], compared in double; NaN goes right.
-    A child (or root) >= 0 is a node and larger than its parent, as LightGBM numbers them; one < 0 is leaf ~child.
-    Returns (n_classes,) float64: for each class the leaves reached in its trees, added in tree order.
-    """
-    values = _array(features, "features", np.float32, 1).astype(np.float64)
-    index = _array(feature_index, "feature_index", np.int32, 1)
-    limit = _array(threshold, "threshold", np.float64, 1)
-    lefts, rights = _array(left, "left", np.int32, 1), _array(right, "right", np.int32, 1)
-    leaves = _array(leaf_value, "leaf_value", np.float64, 1)
-    node = _array(tree_root, "tree_root", np.int32, 1).astype(np.int64)
-    classes = _array(tree_class, "tree_class", np.int32, 1)
-    n_classes = _integer(n_classes, "n_classes", 2**31 - 1)
-    if {limit.size, lefts.size, rights.size} != {index.size}:
-        raise ValueError(f"threshold, left, right: expected length {index.size} (the nodes of feature_index)")
-    if classes.size != node.size:
-        raise ValueError(f"tree_class: expected length {node.size} (the trees of tree_root); got {classes.size}")
-    _check_indices(classes, n_classes, "tree_class")
-    while (inside := np.flatnonzero(node >= 0)).size:
-        at = node[inside]
-        _check_indices(at, index.size, "tree_root, left or right")
-        _check_indices(index[at], values.size, "feature_index")
-        child = np.where(values[index[at]] <= limit[at], lefts[at], rights[at]).astype(np.int64)
-        if np.any((child >= 0) & (child <= at)):
-            raise ValueError("left or right: a child node does not come after its parent")
-        node[inside] = child
-    _check_indices(~node, leaves.size, "leaf index")
-    scores = np.zeros(n_classes, np.float64)
-    np.add.at(scores, classes, leaves[~node])  # unbuffered: one addition after the other, in tree order
-    return scores
-
-
 class DenseWeights(NamedTuple):
     """Weights of the gate's dense head; k projections of p columns, u scalar units, h hidden units.
 
