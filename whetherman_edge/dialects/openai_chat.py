@@ -76,6 +76,8 @@ _MEDIA = ("image", "audio", "video", "file")
 _FORMAT_KEYS = ("response_format", "format")
 _GUIDE_KEYS = ("json_schema", "grammar", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
 _THINKING_KEYS = ("thinking", "reasoning", "think", "enable_thinking")
+_STRUCTURE_KEYS = frozenset((*_FORMAT_KEYS, *_GUIDE_KEYS))
+_THOUGHT_KEYS = frozenset((*_THINKING_KEYS, "reasoning_effort", "chat_template_kwargs"))
 
 
 def view(body: bytes, cache: ToolCache) -> ChatView:
@@ -301,6 +303,8 @@ def _text(value: Any) -> str:
 
 
 def _is_structured(fields: dict[str, msgspec.Raw]) -> bool:
+    if _STRUCTURE_KEYS.isdisjoint(fields):
+        return False
     for key in _FORMAT_KEYS:
         value = _value(fields, key)
         kind = value.get("type", "json_schema") if isinstance(value, dict) else value
@@ -310,6 +314,8 @@ def _is_structured(fields: dict[str, msgspec.Raw]) -> bool:
 
 
 def _asks_to_think(fields: dict[str, msgspec.Raw]) -> bool:
+    if _THOUGHT_KEYS.isdisjoint(fields):
+        return False
     if _value(fields, "reasoning_effort") not in (None, "none"):
         return True
     for key in _THINKING_KEYS:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from whetherman_edge.dialects.chat import ChatView, Message, Tool
 from whetherman_edge.gate.tool_effect import effect, is_write_verb, name_tokens, objects, singular, verbs
 
+TURNS_CACHED_MAX = 128  # a user's turn is looked at again on each step that follows it
 # The request stands at the front or the end of a turn; what lies between in a long one is pasted material.
 _HEAD_CHARS = 600
 _TAIL_CHARS = 300
@@ -181,11 +183,13 @@ def _clipped(text: str) -> str:
     return text[:_HEAD_CHARS] + "\n" + text[-_TAIL_CHARS:]
 
 
-def _imperatives(text: str) -> Iterator[tuple[str, frozenset[str]]]:
+@lru_cache(maxsize=TURNS_CACHED_MAX)
+def _imperatives(text: str) -> tuple[tuple[str, frozenset[str]], ...]:
     """Write verbs that open a clause, each with the clause's words in the singular.
 
     A clause of the kind "how do I delete …" or "don't delete …" opens with another word, so it yields nothing.
     """
+    found: list[tuple[str, frozenset[str]]] = []
     for clause in _CLAUSE_END.split(text):
         lead = _LEAD.match(clause)
         rest = clause[lead.end() :] if lead else clause
@@ -194,7 +198,8 @@ def _imperatives(text: str) -> Iterator[tuple[str, frozenset[str]]]:
             continue
         verb = words[0]
         if is_write_verb(verb) and (len(words) > 1):
-            yield verb, frozenset(singular(word) for word in words[1:])
+            found.append((verb, frozenset([singular(word) for word in words[1:]])))
+    return tuple(found)
 
 
 def _proposed(text: str) -> Iterator[tuple[str, frozenset[str]]]:

@@ -248,8 +248,10 @@ def _choose(
         tau = profile.tau
     else:
         tau = settings.fallback_tau if fallback and settings.fallback_tau is not None else settings.default_tau
-    candidate = max(LABELS[1:], key=lambda label: (probabilities[LABELS.index(label)], -LABELS.index(label)))
-    threshold = {"ANSWER": tau.answer, "ASK": tau.ask, "DECLINE": tau.decline}[candidate]
+    others = probabilities[1:]
+    at = others.index(max(others))  # the earlier of equals
+    candidate = LABELS[1 + at]
+    threshold = (tau.answer, tau.ask, tau.decline)[at]
     if threshold is not None and 1.0 - probabilities[0] >= threshold:
         return candidate, "scored"
     return "ACT", "need" if verdict_label(probabilities) == "ACT" else "low_confidence"
@@ -257,7 +259,7 @@ def _choose(
 
 def verdict_label(probabilities: tuple[float, float, float, float]) -> Label:
     """The most probable class; ties go to the earlier label."""
-    return LABELS[max(range(4), key=lambda index: (probabilities[index], -index))]
+    return LABELS[probabilities.index(max(probabilities))]
 
 
 def _asked_already(chat: ChatView, session: SessionState) -> bool:

@@ -33,8 +33,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     @property
     def label(self) -> Label:
         """The most probable class; ties go to the earlier label, so to ACT first."""
-        best = max(range(4), key=lambda i: (self.probabilities[i], -i))
-        return LABELS[best]
+        return LABELS[self.probabilities.index(max(self.probabilities))]
 
     @property
     def p_need(self) -> float:
