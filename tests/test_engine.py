@@ -218,7 +218,7 @@ def test_a_chooser_needs_a_pointer_head_and_weights(opened, router, monkeypatch)
         pointer_query=None, pointer_key=None, pointer_none_weight=None, pointer_none_bias=None, route_fusion=None
     )
     opened("auto", arrays_of=bare)
-    with pytest.raises(EnvironmentFault, match="no pointer head"):
+    with pytest.raises(EnvironmentFault, match="no pointer head that helps"):
         open_chooser("auto", router.table.sha256)
     opened("auto")
 

@@ -241,9 +241,10 @@ def open_chooser(name: str, router_sha256: str) -> Chooser:
     """The backbone's part in a choice of tools, started and waited for. Raises ArtifactError, EnvironmentFault."""
     manifest = read_manifest()
     manifest.check_stages(manifest.gate_static_sha256, router_sha256)
-    stage = _stage(manifest, open_heads(manifest), name, NoBreaker(), lambda _outcome: None, 0, False)
-    if stage.route_fusion is None:
-        raise ArtifactError("the backbone artifact has no pointer head, which says which tool")
+    heads = open_heads(manifest)
+    if heads.route_fusion is None or heads.route_fusion[0] == 0.0:  # loading weights for it would cost seconds
+        raise ArtifactError("the backbone artifact has no pointer head that helps to say which tool")
+    stage = _stage(manifest, heads, name, NoBreaker(), lambda _outcome: None, 0, False)
     stage.start()
     fault = stage.settled()
     if fault:

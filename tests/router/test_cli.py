@@ -30,6 +30,12 @@ def lines(text):
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.fixture(autouse=True)
+def _no_backbone(tmp_path, monkeypatch):
+    """The ToolRouter alone: weights on the machine that runs the tests do not count."""
+    monkeypatch.setenv("WHETHERMAN_BACKBONE", str(tmp_path / "none.json"))
+
+
 @pytest.mark.parametrize("tools", [OPTIONS, OPENAI, MCP])
 def test_one_query(tmp_path, capsys, tools):
     assert main(["route", "will it rain", "--tools", write(tmp_path / "t.json", tools)]) == 0
