@@ -126,17 +126,16 @@ def main() -> None:
         model = random_model(scratch / "random", scratch / "adapter", scratch / "real")
         theirs = by_transformers(model, tokens)
         del model
+        ours = {}
         for kind in options.kinds:
             merge(scratch / "random", scratch / "adapter", scratch / f"{kind}.gguf", kind, None)
-            report(
-                f"(a) transformers + PEFT, merged {kind}", cosines(by_llama(scratch / f"{kind}.gguf", tokens), theirs)
-            )
-        merged = by_llama(scratch / "f16.gguf", tokens)
+            ours[kind] = by_llama(scratch / f"{kind}.gguf", tokens)
+            report(f"(a) transformers + PEFT, merged {kind}", cosines(ours[kind], theirs))
         from convert.hf_folder import HfFolder, write_gguf
 
         write_gguf(HfFolder(scratch / "random"), scratch / "plain.gguf", 18, "f16")
         applied = by_llama(scratch / "plain.gguf", tokens, scratch / "f16.lora.gguf")
-        report("(c) merged f16, adapter applied at run time", cosines(merged, applied))
+        report("(c) merged f16, adapter applied at run time", cosines(ours["f16"], applied))
         write_gguf(HfFolder(scratch / "real"), scratch / "again.gguf", 18, "q8_0")
         again, base = by_llama(scratch / "again.gguf", tokens), by_llama(options.base, tokens)
         report("(b) real base (Q4_K_M), its dequantised folder as float32", cosines(again, base))
