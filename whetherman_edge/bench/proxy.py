@@ -15,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -174,6 +175,8 @@ def _daemon(upstream_port: int, mode: str) -> Iterator[tuple[subprocess.Popen[st
         for name, value in os.environ.items()
         if not name.startswith("WHETHERMAN_") or name == "WHETHERMAN_ROUTER"
     }
+    state = tempfile.TemporaryDirectory(prefix="whetherman-bench-")
+    environ["STATE_DIRECTORY"] = state.name  # recorded as for a user, and not among the user's own decisions
     command = [sys.executable, "-m", "whetherman_edge", "serve", "--port", "0", "--engine", "static", "--mode", mode]
     command += ["--upstream", f"http://127.0.0.1:{upstream_port}", "--upstream-kind", "openai", "--log-level", "info"]
     started_s = time.perf_counter()
@@ -193,6 +196,7 @@ def _daemon(upstream_port: int, mode: str) -> Iterator[tuple[subprocess.Popen[st
     finally:
         process.kill()
         process.wait()
+        state.cleanup()
 
 
 def _listening_port(process: subprocess.Popen[str]) -> int:
