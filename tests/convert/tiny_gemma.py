@@ -1,7 +1,7 @@
 """A Gemma 3 of 7 small blocks as a Hugging Face folder, a PEFT adapter for it, and its arithmetic in NumPy.
 
-`tests/isolated/tiny_gemma_transformers.py` holds this against transformers and PEFT themselves; it stands in for them where
-PyTorch is not installed. Block 6 of 7 is global, the window is 16 tokens.
+`tests/isolated/tiny_gemma_transformers.py` holds this against transformers and PEFT themselves; it stands in for them
+where PyTorch is not installed. Block 6 of 7 is global, the window is 16 tokens.
 """
 
 from __future__ import annotations

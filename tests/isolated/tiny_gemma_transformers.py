@@ -1,4 +1,4 @@
-"""transformers and PEFT against the NumPy arithmetic that the tests of convert/ use; run by hand where they are installed.
+"""transformers and PEFT against the NumPy arithmetic of the tests of convert/; run by hand where they are installed.
 
 python -m tests.isolated.tiny_gemma_transformers     (extra: convert)
 
