@@ -6,6 +6,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whetherman_edge.dialects.chat import Tool
-from whetherman_edge.gate.text_signals import Embedded, TextReader, name_words
+from whetherman_edge.gate.text_signals import NAMES_CACHED_MAX, Embedded, TextReader, name_words
 from whetherman_edge.gate.tool_effect import effect
 from whetherman_edge.router.lexical import Stems
 from whetherman_edge.router.prototype import Slate
@@ -105,9 +106,10 @@ class ToolReader:
             self._tools.move_to_end(tool.key)
             return found
         name = name_words(tool.name)
-        arguments = [(name_words(p.name), p) for p in tool.parameters]
-        whole = f"{name} {tool.description[:DESCRIPTION_CHARS_MAX]} {' '.join(words for words, _ in arguments)}"
-        required = [(frozenset(words.lower().split()), p) for words, p in arguments if p.required]
+        arguments = [_argument(p.name) for p in tool.parameters]
+        words = " ".join([argument[0] for argument in arguments])
+        whole = f"{name} {tool.description[:DESCRIPTION_CHARS_MAX]} {words}"
+        required = [argument for argument, p in zip(arguments, tool.parameters, strict=True) if p.required]
         kind = effect(tool)
         name_stems = self._texts.stems(name)
         found = self._tools[tool.key] = ToolSignals(
@@ -115,8 +117,8 @@ class ToolReader:
             name_stems=name_stems,
             name_weight=sum(name_stems.values()),
             stems=self._texts.stems(whole),
-            required=tuple(words for words, _ in required),
-            identifiers=tuple(words for words, p in required if _IDENTIFIER.search(p.name)),
+            required=tuple([names for _, names, _ in required]),
+            identifiers=tuple([names for _, names, identifies in required if identifies]),
             n_parameters=len(arguments),
             reads=kind == "read",
             writes=kind in ("write", "execute"),
@@ -124,6 +126,13 @@ class ToolReader:
         if len(self._tools) > TOOLS_CACHED_MAX:
             self._tools.popitem(last=False)
         return found
+
+
+@lru_cache(maxsize=NAMES_CACHED_MAX)
+def _argument(name: str) -> tuple[str, frozenset[str], bool]:
+    """An argument's name as words, the same in lower case one by one, and whether it names one thing."""
+    words = name_words(name)
+    return words, frozenset(words.lower().split()), _IDENTIFIER.search(name) is not None
 
 
 def _combine(key: bytes, tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
