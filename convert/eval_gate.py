@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,48 +16,15 @@ import numpy as np
 
 from convert.gate_data import Item, open_scorer, read_dialogues
 from convert.gate_metrics import auroc, bootstrap, figures
+from whetherman_edge.bench import bfcl
 from whetherman_edge.dialects.openai_chat import view
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, StaticGate
 from whetherman_edge.gate.verdict import LABELS
 
-DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3")
-# File -> acceptable decisions. Irrelevance items have no tool that fits; whether text is enough is not labelled there.
-BFCL: Final = {
-    "irrelevance": ("DECLINE", "ANSWER", "ASK"),
-    "live_irrelevance": ("DECLINE", "ANSWER", "ASK"),
-    "simple_python": ("ACT",),
-    "live_relevance": ("ACT",),
-}
-_TYPES: Final = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
-
-
-def bfcl_items(folder: Path, name: str) -> Iterator[Item]:
-    """Items of one BFCL v4 file as chat bodies."""
-    for line in (folder / f"BFCL_v4_{name}.json").read_text().splitlines():
-        row = json.loads(line)
-        tools = [{"type": "function", "function": _function(f)} for f in row["function"]]
-        yield {
-            "id": row["id"],
-            "request": {"model": "bfcl", "messages": row["question"][0], "tools": tools},
-            "gold": BFCL[name][0],
-            "accept": list(BFCL[name]),
-        }
-
-
-def _function(function: dict[str, Any]) -> dict[str, Any]:
-    """A BFCL function with JSON Schema type names."""
-
-    def fix(node: Any) -> Any:
-        if isinstance(node, list):
-            return [fix(value) for value in node]
-        if isinstance(node, dict):
-            fixed = {key: fix(value) for key, value in node.items()}
-            kind = fixed.get("type")
-            return {**fixed, "type": _TYPES.get(kind, kind)} if isinstance(kind, str) else fixed
-        return node
-
-    return {**function, "parameters": fix(function["parameters"])}
+DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4")
+# The sets whose figures stand in the manifest.
+BFCL: Final = ("irrelevance", "live_irrelevance", "simple_python", "live_relevance")
 
 
 def judged(gate: StaticGate, items: list[Item]) -> np.ndarray:
@@ -80,9 +46,9 @@ def bfcl_figures(gate: StaticGate, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     need: dict[str, np.ndarray] = {}
     for name in BFCL:
-        items = list(bfcl_items(folder, name))
+        items = list(bfcl.items(folder, name))
         all_figures = measured(gate, items)
-        kept = ("n", "acceptable", "false_skips" if BFCL[name] == ("ACT",) else "skipped")
+        kept = ("n", "acceptable", "false_skips" if bfcl.SETS[name] == ("ACT",) else "skipped")
         found[name] = {key: all_figures[key] for key in kept}
         need[name] = judged(gate, items)[:, 0]
     for name, yes, no in (("simple_against_irrelevance", "simple_python", "irrelevance"),):

@@ -13,7 +13,6 @@ fitted on its author's items.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from convert.train_lora import DIALOGUE_MAX, POINTER_DIM, TOOLS_MAX
 from whetherman_edge.backbone import manifest as manifests
 from whetherman_edge.backbone.head import Heads
 from whetherman_edge.backbone.prompt import render
+from whetherman_edge.backbone.store import sha256_of
 from whetherman_edge.backbone.worker import States, Worker, WorkerSettings
 from whetherman_edge.dialects.openai_chat import view
 from whetherman_edge.dialects.tool_cache import ToolCache
@@ -240,14 +240,14 @@ def write(
     manifest = {
         "format": manifests.FORMAT,
         "version": manifests.VERSION,
-        "base": {"name": options.base_name, "sha256": _sha256(options.base)},
-        "adapter": {"file": target.name, "sha256": _sha256(target), "r": RANK, "alpha": ALPHA, "rslora": False},
+        "base": {"name": options.base_name, "sha256": sha256_of(options.base)},
+        "adapter": {"file": target.name, "sha256": sha256_of(target), "r": RANK, "alpha": ALPHA, "rslora": False},
         "prompt_style": "compact",
         "layer": options.layer,
         "pooling": "last",
         "quantisation": options.quantisation,
         "n_layers": options.n_layers,
-        "heads": {"file": heads_path.name, "sha256": _sha256(heads_path)},
+        "heads": {"file": heads_path.name, "sha256": sha256_of(heads_path)},
         "gate_static_sha256": gate_sha256,
         "router_sha256": router_sha256,
         "classes": list(LABELS),
@@ -259,10 +259,6 @@ def write(
     }
     (out / "backbone.json").write_text(json.dumps(manifest, indent=1) + "\n")
     manifests.read_manifest(out / "backbone.json")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def main() -> None:

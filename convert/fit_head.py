@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 
 from convert.gate_data import Item, read_dialogues
 from convert.gate_metrics import auroc, macro_f1
-from whetherman_edge.backbone import derive, manifest
+from whetherman_edge.backbone import derive, manifest, store
 from whetherman_edge.backbone.head import normalised
 from whetherman_edge.backbone.prompt import render
 from whetherman_edge.backbone.worker import Worker, WorkerSettings
@@ -172,14 +172,14 @@ def main() -> None:
     value = {
         "format": manifest.FORMAT,
         "version": manifest.VERSION,
-        "base": {"name": options.base_name, "sha256": derive.sha256_of(options.base)},
+        "base": {"name": options.base_name, "sha256": store.sha256_of(options.base)},
         "adapter": None,
         "prompt_style": "compact",
         "layer": options.layer,
         "pooling": "last",
         "quantisation": options.quantisation,
         "n_layers": options.n_layers,
-        "heads": {"file": heads.name, "sha256": derive.sha256_of(heads)},
+        "heads": {"file": heads.name, "sha256": store.sha256_of(heads)},
         "gate_static_sha256": static.sha256,
         "router_sha256": router.table.sha256,
         "classes": list(LABELS),

@@ -10,7 +10,6 @@ pointer alone and of both.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,36 +19,20 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
-from convert.gate_metrics import wilson
 from convert.lora_corpus import open_pools
 from convert.router_validation import Case, dev_groups, mcp_slates, random_slates, unseen
 from convert.train_lora import DIALOGUE_MAX, TOOLS_MAX
 from whetherman_edge.backbone.head import Heads
 from whetherman_edge.backbone.prompt import render
 from whetherman_edge.backbone.worker import Worker, WorkerSettings
-from whetherman_edge.dialects.chat import ChatView, Message, Parameter, Tool
-from whetherman_edge.engine import Router
+from whetherman_edge.bench.scoring import wilson
+from whetherman_edge.engine import Router, chat_of
 from whetherman_edge.gate.features import PHASES
 
 F64 = npt.NDArray[np.float64]
 Scored = tuple[F64, F64, frozenset[int]]
 
 WEIGHTS: Final = tuple(round(0.1 * step, 1) for step in range(21))
-
-
-def chat_of(case: Case) -> ChatView:
-    """One user message over the case's tools."""
-    tools = tuple(
-        Tool(
-            card.name,
-            card.description,
-            tuple(Parameter(name) for name in card.parameters),
-            hashlib.blake2b(repr(card).encode(), digest_size=16).digest(),
-        )
-        for card in case.tools
-    )
-    key = hashlib.blake2b(b"".join(tool.key for tool in tools), digest_size=16).digest()
-    return ChatView("route", "", (Message("user", case.query),), tools, key)
 
 
 def scored(cases: Sequence[Case], router: Router, heads: Heads, worker: Worker) -> list[Scored]:
@@ -63,7 +46,7 @@ def scored(cases: Sequence[Case], router: Router, heads: Heads, worker: Worker) 
             card.name: {"description": card.description, "parameters": list(card.parameters)} for card in case.tools
         }
         choice = router.scorer.route(case.query, options)
-        states = worker.submit(render(chat_of(case), "compact"), "route").future.result()
+        states = worker.submit(render(chat_of(case.query, options), "compact"), "route").future.result()
         pointed = heads.point(states.last, states.tools)
         if pointed is None or len(states.tool_names) < len(names):
             continue

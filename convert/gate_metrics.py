@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from whetherman_edge.bench.scoring import wilson
 from whetherman_edge.gate.verdict import LABELS
 
 F64 = npt.NDArray[np.float64]
@@ -16,16 +17,6 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 FALSE_SKIPS_MAX: Final = 0.05  # of the gold-ACT items, by the definition of the shipped operating point
-
-
-def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a share k/n."""
-    if n == 0:
-        return (0.0, 1.0)
-    p, denominator = k / n, 1 + z * z / n
-    centre = (p + z * z / (2 * n)) / denominator
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / denominator
-    return (max(0.0, centre - half), min(1.0, centre + half))
 
 
 def auroc(score: F64, positive: Bools) -> float:

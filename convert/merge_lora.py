@@ -26,7 +26,8 @@ import numpy as np
 from convert.export_head import export_head
 from convert.hf_folder import HfFolder, write_gguf
 from convert.peft_adapter import Adapter, read_adapter, save_flat, write_lora_gguf
-from whetherman_edge.backbone.derive import Scale, derive, sha256_of
+from whetherman_edge.backbone.derive import Scale, derive
+from whetherman_edge.backbone.store import sha256_of
 from whetherman_edge.errors import ArtifactError, UsageError, WhethermanError
 
 KINDS: Final = ("f16", "q8_0", "q4_0", "q4_k_m")

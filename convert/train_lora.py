@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from convert.gate_data import read_dialogues
+from convert.gate_metrics import auroc, macro_f1
 from convert.gate_trie import NONE, Pack, Reader, pack
 from convert.gemma_torch import N_EMBD, Geometry, Trunk, rms_norm
 from convert.lora_corpus import HELD_OUT, dialogue_packs, example_of, open_pools, reader_of, slate_packs
@@ -164,8 +165,8 @@ class Trainer:
         p, g = np.concatenate(probabilities), np.concatenate(gold)
         return {
             "n": len(g),
-            "auroc": _auroc(p[:, 0], g == 0),
-            "macro_f1": _macro_f1(p.argmax(1), g),
+            "auroc": auroc(p[:, 0], g == 0),
+            "macro_f1": macro_f1(p.argmax(1), g),
             "accepted": float(np.concatenate(accept)[np.arange(len(g)), p.argmax(1)].mean()),
         }
 
@@ -202,20 +203,6 @@ class Trainer:
                         "exp_avg_sq": tensors[f"v.{index}"],
                     }
         return int(metadata["epoch"]), int(metadata["position"])
-
-
-def _auroc(score: np.ndarray, positive: np.ndarray) -> float:
-    rank = score.argsort().argsort() + 1.0
-    n = int(positive.sum())
-    return float((rank[positive].sum() - n * (n + 1) / 2) / max(n * (len(positive) - n), 1))
-
-
-def _macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    scores = []
-    for label in range(len(LABELS)):
-        hit = int(((predicted == label) & (gold == label)).sum())
-        scores.append(2 * hit / max(int((predicted == label).sum() + (gold == label).sum()), 1))
-    return float(np.mean(scores))
 
 
 def dev_packs(reader: Reader) -> dict[str, list[Pack]]:

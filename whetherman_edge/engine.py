@@ -108,7 +108,7 @@ class Chooser:
         # A pointer head without weight was measured not to help: asking it would cost its time for nothing.
         if weights is None or weights[0] == 0.0 or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
             return choice
-        reading = await self._stage.read(_chat_of(query, options), deadline_s)
+        reading = await self._stage.read(chat_of(query, options), deadline_s)
         if reading is None:
             return choice
         pointer = dict(zip(reading.tool_names, reading.tool_logits.tolist(), strict=True))
@@ -294,7 +294,7 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _chat_of(query: str, options: Mapping[str, Any]) -> ChatView:
+def chat_of(query: str, options: Mapping[str, Any]) -> ChatView:
     """Options of a choice as the tools of a dialogue of one turn."""
     tools = tuple(
         Tool(card.name, card.description, tuple(Parameter(name) for name in card.parameters), card.key)

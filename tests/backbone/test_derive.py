@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from whetherman_edge.backbone.derive import Scale, derive, sha256_of
+from whetherman_edge.backbone.derive import Scale, derive
+from whetherman_edge.backbone.store import sha256_of
 from whetherman_edge.errors import ArtifactError
 
 WIDTH, INNER, HEADS, N_VOCAB, N_BLOCKS = 64, 96, 32, 40, 3

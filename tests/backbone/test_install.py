@@ -39,7 +39,7 @@ def derived(monkeypatch):
         calls.append((base.name, kind, n_layers, adapter))
         progress(1, 1)
         target.write_bytes(base.read_bytes() + kind.encode())
-        return derive.sha256_of(target)
+        return store.sha256_of(target)
 
     monkeypatch.setattr(derive, "derive", fake)
     return calls

@@ -18,8 +18,8 @@ from convert.gguf_folder import write_folder
 from convert.hf_folder import HfFolder, write_gguf
 from convert.hf_tokenizer import Vocabulary, model_bytes
 from convert.merge_lora import main, merge, verify
-from whetherman_edge.backbone.derive import sha256_of
 from whetherman_edge.backbone.llama import Network
+from whetherman_edge.backbone.store import sha256_of
 from whetherman_edge.errors import ArtifactError
 
 ALL = dict.fromkeys(tiny.PROJECTIONS, 4)

@@ -8,7 +8,6 @@ use are ever paged in). Uses NumPy and the ``gguf`` package, so a user needs nei
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from whetherman_edge.backbone.store import sha256_of
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
 
 F32 = npt.NDArray[np.float32]
@@ -40,7 +40,6 @@ PROJECTIONS: Final[Mapping[str, str]] = {
 KINDS: Final = ("f16", "q8_0", "q4_0")
 """Quantisations written here, blocks as llama.cpp's own reference makes them."""
 _FILE_TYPES: Final = {"f16": 1, "q4_0": 2, "q8_0": 7}
-_HASH_BYTES: Final = 1 << 20
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -96,15 +95,6 @@ def derive(
     finally:
         Path(partial).unlink(missing_ok=True)
     return sha256
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_HASH_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _library() -> Any:

