@@ -90,7 +90,7 @@ def measure(
             _say(new)
             if part is not None:
                 part.write_text(json.dumps(cells))
-        resident = _resident_mb()
+        resident = _resident_mb() if plain is None else None  # the plain ways hold much more
         peak = _peak_macs(target, threads)
     finally:
         worker.stop()
