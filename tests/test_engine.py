@@ -197,13 +197,19 @@ async def test_a_choice_of_tools_is_put_to_the_pointer_when_the_router_is_unsure
     assert (await always.second_opinion("x", OPTIONS, sure, time.monotonic() + 3600)).choice == "beta"
 
 
-async def test_a_pointer_without_weight_is_not_asked(opened, router):
+async def test_a_pointer_without_weight_is_not_asked(opened, router, static):
     worker = FakeWorker()
     heads = arrays(route_fusion=np.array([0.0, 1.0, 1.0], np.float32))
     engine = opened("gemma", worker, arrays_of=heads)
     choice = await router.route("something else entirely", OPTIONS)
     assert await engine.chooser.second_opinion("x", OPTIONS, choice, time.monotonic() + 3600) == choice
     assert worker.prompts == []
+    verdict = await judged(engine)
+    assert verdict.engine == "gemma"
+    assert (verdict.tool, verdict.tool_probability) == (
+        static.judge(CHAT, 0.0).tool,
+        static.judge(CHAT, 0.0).tool_probability,
+    )
 
 
 @pytest.mark.parametrize("mode", ["hang", "broken", "dead"])

@@ -105,8 +105,7 @@ class Chooser:
         "auto" asks only about choices that the ToolRouter is unsure of. ``options``: as ``Router.route`` took them.
         """
         weights = self._stage.route_fusion
-        # A pointer head without weight was measured not to help: asking it would cost its time for nothing.
-        if weights is None or weights[0] == 0.0 or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
+        if weights is None or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
             return choice
         reading = await self._stage.read(chat_of(query, options), deadline_s)
         if reading is None:
@@ -190,7 +189,8 @@ class StagedEngine:
         opinion = Opinion(reading.log_p)
         if len(reading.tool_p):
             best = int(reading.tool_p.argmax())
-            opinion = Opinion(reading.log_p, float(reading.tool_p[best]), reading.none_p, reading.tool_names[best])
+            tool = reading.tool_names[best] if stage.route_fusion is not None else ""
+            opinion = Opinion(reading.log_p, float(reading.tool_p[best]), reading.none_p, tool)
         return fusion.verdict(static, opinion)
 
     def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:
@@ -242,7 +242,7 @@ def open_chooser(name: str, router_sha256: str) -> Chooser:
     manifest = read_manifest()
     manifest.check_stages(manifest.gate_static_sha256, router_sha256)
     heads = open_heads(manifest)
-    if heads.route_fusion is None or heads.route_fusion[0] == 0.0:  # loading weights for it would cost seconds
+    if heads.route_fusion is None:  # loading weights for it would cost seconds
         raise ArtifactError("the backbone artifact has no pointer head that helps to say which tool")
     stage = _stage(manifest, heads, name, NoBreaker(), lambda _outcome: None, 0, False)
     stage.start()

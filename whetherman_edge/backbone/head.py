@@ -43,7 +43,7 @@ class Heads:
 
     head_weight (4, width), head_bias (4,); pointer_query and pointer_key (d, width), pointer_none_weight (width,),
     pointer_none_bias (1,), all of the pointer or none of it; fusion_weights (phases, inputs, 4), fusion_bias
-    (phases, 4); route_fusion (3,), where there is a pointer.
+    (phases, 4); route_fusion (3,), where there is a pointer; None when its first weight, the pointer's, is 0.
     """
 
     def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -64,7 +64,8 @@ class Heads:
             self._none_bias = float(_array(arrays, "pointer_none_bias", (1,))[0])
             if "route_fusion" in arrays:
                 a, b, c = _array(arrays, "route_fusion", (3,)).tolist()
-                self.route_fusion = (a, b, c)
+                # Weight 0: measured not to help. Then nobody asks it which tool; the fusion still reads its probabilities.
+                self.route_fusion = (a, b, c) if a else None
 
     def log_probabilities(self, last: F32Vector) -> list[float]:
         """Log-softmax of the class head, in the order of CLASSES. last: (width,) float32.
