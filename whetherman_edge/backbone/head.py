@@ -64,7 +64,7 @@ class Heads:
             self._none_bias = float(_array(arrays, "pointer_none_bias", (1,))[0])
             if "route_fusion" in arrays:
                 a, b, c = _array(arrays, "route_fusion", (3,)).tolist()
-                # Weight 0: measured not to help. Then nobody asks it which tool; the fusion still reads its probabilities.
+                # Weight 0: measured not to help. Nobody asks it which tool; the fusion still reads its probabilities.
                 self.route_fusion = (a, b, c) if a else None
 
     def log_probabilities(self, last: F32Vector) -> list[float]:
