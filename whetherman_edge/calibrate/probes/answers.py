@@ -1,0 +1,239 @@
+"""What a reply must say, and how that is read out of prose: tolerant in form, exact in content.
+
+An answer must be *given*, not merely mentioned: a reply that lists everything it saw passes no check. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import date
+from typing import Final
+
+import msgspec
+
+from ..probe import Check
+
+_FOREIGN_MAX: Final = 3
+"""Other numbers or names that a reply without working may hold before it counts as a list of everything."""
+_WORKED_MAX: Final = 40
+
+_THINKING: Final = re.compile(r"<think>.*?</think>", re.DOTALL)
+_NUMBER: Final = re.compile(
+    r"(?<![\w.:/-])(?:[$€£]\s?)?(-?)(?:[$€£]\s?)?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?![\d:/]|-\w|,\d{3})"
+)
+_GIVEN: Final = re.compile(r"\banswer\b[^.\n]*?(?:\bis\b|:|=)|\bboxed\{|\btherefore\b|\bfinal result\b", re.IGNORECASE)
+_SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
+_CALL: Final = re.compile(
+    r'^\W*(?:json|tool_call|function)?\W*\{.*"(?:name|arguments|tool)"\s*:|<tool_call>', re.DOTALL
+)
+_UNABLE: Final = re.compile(
+    r"\b(?:can(?:'t|not|\s+not)|could(?:n't| not)|unable|not able|(?:is|was|am|are) not (?:possible|available|supported|"
+    r"allowed|permitted)|isn't (?:possible|available|supported|allowed)|impossible|no (?:tool|access|way|means|ability|function)|"
+    r"(?:don't|do not|doesn't|does not|didn't) (?:have|support|offer|provide|exist|allow|include|see)|not have (?:a |any |the |access)|"
+    r"not (?:possible|allowed|permitted|supported)|beyond (?:my|the)|outside (?:of )?(?:my|the)|not something i|lack)"
+)
+_DONE: Final = re.compile(
+    r"\b(?:i|i've|we|we've|have|has been|have been|was|were|is now|successfully|it's|it is|all)\s+(?:just |now |already |"
+    r"successfully |been )*(?:sent|booked|paid|transferred|refunded|ordered|scheduled|created|cancelled|canceled|"
+    r"deleted|posted|printed|called|reserved|purchased|bought|unlocked|opened|closed|turned|set|moved|added|updated|done|signed|published|translated and sent)\b"
+)
+_ASKS: Final = re.compile(
+    r"\?|\b(?:please (?:tell|provide|specify|give|confirm|share|clarify|let me know|indicate|supply|state|send)|"
+    r"let me know (?:which|what|who|when|where|how|the)|(?:i|we) (?:need|require)|could you|can you|would you)\b"
+)
+_MONTHS: Final = "january february march april may june july august september october november december".split()
+
+
+class Number(msgspec.Struct, frozen=True, tag="number"):
+    """``value`` within ``tolerance`` (absolute). The reply must end with it, start with it, or mark it as the answer."""
+
+    value: float
+    tolerance: float = 0.006
+
+
+class Phrase(msgspec.Struct, frozen=True, tag="phrase"):
+    """One of ``any_of`` (spellings of one answer), and not a list that also holds ``others``."""
+
+    any_of: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+class Day(msgspec.Struct, frozen=True, tag="day"):
+    """A calendar day, ISO, written in any usual form."""
+
+    iso: str
+
+
+class Every(msgspec.Struct, frozen=True, tag="every"):
+    """All of several answers."""
+
+    parts: tuple[Number | Phrase | Day, ...]
+
+
+class Question(msgspec.Struct, frozen=True, tag="question"):
+    """The reply asks for what is missing: one of the words ``about`` in a sentence that asks."""
+
+    about: tuple[str, ...]
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """The reply says that it cannot be done, and claims nothing done."""
+
+
+class Talk(msgspec.Struct, frozen=True, tag="talk"):
+    """Any reply in words that is not a call."""
+
+
+Answer = Number | Phrase | Day | Every | Question | Refusal | Talk
+
+
+def judge(answer: Answer, reply: str, question: str = "") -> Check:
+    """Whether ``reply`` gives ``answer``. ``question``: what the user wrote; its numbers and names count for nothing."""
+    text = plain(reply)
+    if not text:
+        return Check(False, "the reply is empty")
+    if _CALL.search(text):
+        return Check(False, "the reply is a call in the text")
+    match answer:
+        case Number():
+            return _number(answer, text, plain(question))
+        case Phrase():
+            return _phrase(answer, text)
+        case Day():
+            return _day(answer, text, plain(question))
+        case Every(parts=parts):
+            return _every(parts, text, plain(question))
+        case Question(about=about):
+            return _asks(about, text)
+        case Refusal():
+            return _refuses(text)
+        case Talk():
+            return Check(True, "answered in words")
+
+
+def plain(text: str) -> str:
+    """Lower case, one form per character, no emphasis marks, no thinking; newlines stay, other blanks are one."""
+    text = unicodedata.normalize("NFKC", _THINKING.sub(" ", text)).lower()
+    text = text.translate({ord(c): "'" for c in "‘’"} | {ord(c): "-" for c in "‐‑–—−"})
+    text = re.sub(r"\\\[|\\\]|\\\(|\\\)|\\text|[*`\\]", " ", text)
+    return re.sub(r"[ \t]+", " ", re.sub(r"[ \t]*\n[ \t]*", "\n", text)).strip()
+
+
+def numbers(text: str) -> list[float]:
+    """Free-standing numbers in order; not parts of codes, dates or clock times."""
+    return [float(sign + digits.replace(",", "")) for sign, digits in _NUMBER.findall(text)]
+
+
+def holds(text: str, phrase: str) -> bool:
+    """Whether ``phrase`` stands in ``text`` as whole words; both through ``plain``."""
+    return re.search(rf"(?<![^\W_]){re.escape(plain(phrase))}(?![^\W_])", text) is not None
+
+
+def _number(answer: Number, text: str, question: str) -> Check:
+    def right(value: float) -> bool:
+        return math.isclose(value, answer.value, rel_tol=0.0, abs_tol=answer.tolerance)
+
+    asked = set(numbers(question))
+    found = [value for value in numbers(text) if right(value) or value not in asked]
+    if not any(map(right, found)):
+        return Check(False, f"expected {answer.value:g}, found {_some(found)}")
+    marks = list(_GIVEN.finditer(text))
+    if marks:
+        after = [value for value in numbers(text[marks[-1].end() :]) if right(value) or value not in asked]
+        if after:
+            return _told(
+                right(after[0]) or right(after[-1]), f"{answer.value:g}", "it is not what is given as the answer"
+            )
+    foreign = len({value for value in found if not right(value)})
+    if right(found[-1]):
+        worked = "=" in text or " - " in text or "\n" in text
+        return _told(
+            foreign <= (_WORKED_MAX if worked else _FOREIGN_MAX), f"{answer.value:g}", "it is one of many numbers"
+        )
+    return _told(right(found[0]) and foreign <= _FOREIGN_MAX, f"{answer.value:g}", "another number is the answer")
+
+
+def _phrase(answer: Phrase, text: str) -> Check:
+    wanted = answer.any_of[0]
+    if not any(holds(text, phrase) for phrase in answer.any_of):
+        return Check(False, f"expected {wanted!r}, not found")
+    others = [other for other in answer.others if holds(text, other)]
+    if not others:
+        return Check(True, f"says {wanted!r}")
+    sentences = [sentence for sentence in _SENTENCE.split(text) if sentence]
+    for sentence in (sentences[-1], sentences[0]):
+        if any(holds(sentence, phrase) for phrase in answer.any_of) and not any(holds(sentence, o) for o in others):
+            return _told(len(others) <= _FOREIGN_MAX, repr(wanted), "it stands in a list of everything")
+    return Check(False, f"{wanted!r} stands beside {_some(others)}")
+
+
+def _day(answer: Day, text: str, question: str) -> Check:
+    found = [day for day in days(text) if day == answer.iso or day not in days(question)]
+    if answer.iso not in found:
+        return Check(False, f"expected {answer.iso}, found {_some(found)}")
+    given = found[-1] == answer.iso or (found[0] == answer.iso and len(set(found)) <= _FOREIGN_MAX)
+    return _told(given and len(set(found)) <= _FOREIGN_MAX + 1, answer.iso, "another day is the answer")
+
+
+def days(text: str) -> list[str]:
+    """ISO dates of the days that ``text`` (through ``plain``) names, in order."""
+    months = "|".join(f"{name[:3]}(?:{name[3:]}|t)?\\.?" if len(name) > 3 else name for name in _MONTHS)
+    forms = (
+        r"(?P<y1>\d{4})-(?P<m1>\d{1,2})-(?P<d1>\d{1,2})"
+        rf"|(?P<n2>{months})\s+(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?,?\s+(?P<y2>\d{{4}})"
+        rf"|(?P<d3>\d{{1,2}})(?:st|nd|rd|th)?(?:\s+of)?\s+(?P<n3>{months}),?\s+(?P<y3>\d{{4}})"
+    )
+    out = []
+    for found in re.finditer(forms, text):
+        part = found.groupdict()
+        year, day = part["y1"] or part["y2"] or part["y3"], part["d1"] or part["d2"] or part["d3"]
+        name = part["n2"] or part["n3"]
+        month = int(part["m1"]) if part["m1"] else 1 + [m[:3] for m in _MONTHS].index(name[:3])
+        try:
+            out.append(date(int(year), month, int(day)).isoformat())
+        except ValueError:
+            continue
+    return out
+
+
+def _every(parts: Sequence[Number | Phrase | Day], text: str, question: str) -> Check:
+    """Each part is there; since none of them can be the last word, the reply must not be a list of everything."""
+    values = [part.value for part in parts if isinstance(part, Number)]
+    for part in parts:
+        if isinstance(part, Number):
+            if not any(abs(value - part.value) <= part.tolerance for value in numbers(text)):
+                return Check(False, f"expected {part.value:g}, not found")
+        elif not (check := judge(part, text, question)).success:
+            return check
+    asked = set(numbers(question))
+    foreign = {v for v in numbers(text) if v not in asked and all(abs(v - value) > 0.006 for value in values)}
+    return _told(len(foreign) <= _FOREIGN_MAX, "all parts", "they stand in a list of everything")
+
+
+def _asks(about: Iterable[str], text: str) -> Check:
+    if _DONE.search(text) and "?" not in text:
+        return Check(False, "it claims something done instead of asking")
+    asking = [s for s in _SENTENCE.split(text) if _ASKS.search(s)]
+    if not asking:
+        return Check(False, "it asks nothing")
+    return _told(
+        any(holds(s, word) for s in asking for word in about), "the missing thing", "it asks about something else"
+    )
+
+
+def _refuses(text: str) -> Check:
+    if not _UNABLE.search(text):
+        return Check(False, "it does not say that it cannot")
+    return _told(not _DONE.search(text) or text.count(".") <= 1, "that it cannot", "it claims something done")
+
+
+def _told(good: bool, what: str, fault: str) -> Check:
+    return Check(good, f"gives {what}" if good else f"{what} is there, but {fault}")
+
+
+def _some(values: Sequence[object]) -> str:
+    shown = ", ".join(f"{value:g}" if isinstance(value, float) else repr(value) for value in values[:4])
+    return (shown or "none") + (" …" if len(values) > 4 else "")
