@@ -6,7 +6,8 @@ a task is in two of them, and each holds every family.
 
 from __future__ import annotations
 
-from ..probe import Probe, Split
+from whetherman_edge.calibrate.probe import Probe, Split
+
 from .generator import Generator
 from .lookups import access_code, access_code_hop, access_code_sufficient
 from .plain import arithmetic_sum, capital, said_before, thanks

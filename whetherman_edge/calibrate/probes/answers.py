@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from ..probe import Check
+from whetherman_edge.calibrate.probe import Check
 
 _FOREIGN_MAX: Final = 3
 """Other numbers or names that a reply without working may hold before it counts as a list of everything."""
@@ -30,15 +30,17 @@ _CALL: Final = re.compile(
     r'^\W*(?:json|tool_call|function)?\W*\{.*"(?:name|arguments|tool)"\s*:|<tool_call>', re.DOTALL
 )
 _UNABLE: Final = re.compile(
-    r"\b(?:can(?:'t|not|\s+not)|could(?:n't| not)|unable|not able|(?:is|was|am|are) not (?:possible|available|supported|"
-    r"allowed|permitted)|isn't (?:possible|available|supported|allowed)|impossible|no (?:tool|access|way|means|ability|function)|"
-    r"(?:don't|do not|doesn't|does not|didn't) (?:have|support|offer|provide|exist|allow|include|see)|not have (?:a |any |the |access)|"
-    r"not (?:possible|allowed|permitted|supported)|beyond (?:my|the)|outside (?:of )?(?:my|the)|not something i|lack)"
+    r"\b(?:can(?:'t|not|\s+not)|could(?:n't| not)|unable|not able|impossible|lack|beyond (?:my|the)|"
+    r"(?:is|was|am|are) not (?:possible|available|supported|allowed|permitted)|not something i|"
+    r"isn't (?:possible|available|supported|allowed)|no (?:tool|access|way|means|ability|function)|"
+    r"(?:don't|do not|doesn't|does not|didn't) (?:have|support|offer|provide|exist|allow|include|see)|"
+    r"not have (?:a |any |the |access)|outside (?:of )?(?:my|the)|not (?:possible|allowed|permitted|supported))\b"
 )
 _DONE: Final = re.compile(
-    r"\b(?:i|i've|we|we've|have|has been|have been|was|were|is now|successfully|it's|it is|all)\s+(?:just |now |already |"
-    r"successfully |been )*(?:sent|booked|paid|transferred|refunded|ordered|scheduled|created|cancelled|canceled|"
-    r"deleted|posted|printed|called|reserved|purchased|bought|unlocked|opened|closed|turned|set|moved|added|updated|done|signed|published|translated and sent)\b"
+    r"\b(?:i|i've|we|we've|have|has been|have been|was|were|is now|successfully|it's|it is|all)\s+"
+    r"(?:just |now |already |successfully |been )*"
+    r"(?:sent|booked|paid|transferred|refunded|ordered|scheduled|created|cancelled|canceled|deleted|posted|printed|"
+    r"called|reserved|purchased|bought|unlocked|opened|closed|turned|set|moved|added|updated|done|signed|published)\b"
 )
 _ASKS: Final = re.compile(
     r"\?|\b(?:please (?:tell|provide|specify|give|confirm|share|clarify|let me know|indicate|supply|state|send)|"
@@ -48,7 +50,7 @@ _MONTHS: Final = "january february march april may june july august september oc
 
 
 class Number(msgspec.Struct, frozen=True, tag="number"):
-    """``value`` within ``tolerance`` (absolute). The reply must end with it, start with it, or mark it as the answer."""
+    """``value`` within ``tolerance`` (absolute). The reply ends with it, starts with it, or marks it as the answer."""
 
     value: float
     tolerance: float = 0.006
@@ -91,7 +93,7 @@ Answer = Number | Phrase | Day | Every | Question | Refusal | Talk
 
 
 def judge(answer: Answer, reply: str, question: str = "") -> Check:
-    """Whether ``reply`` gives ``answer``. ``question``: what the user wrote; its numbers and names count for nothing."""
+    """Whether ``reply`` gives ``answer``. ``question``: what the user wrote; its numbers count for nothing."""
     text = plain(reply)
     if not text:
         return Check(False, "the reply is empty")

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from ..probe import Call, Expect, Kind, Reference, Split
+from whetherman_edge.calibrate.probe import Call, Expect, Kind, Reference, Split
+
 from .answers import Answer
 from .kits import KITS, TOOLS
 from .task import Task, Want
@@ -53,7 +54,7 @@ class Draft(msgspec.Struct):
         """A task. ``tools``: the ones it needs; others of the catalogue fill the slate, never those in ``without``.
         ``recorded``: calls before the decision point, made here for real so that their results are true.
         """
-        names = _slate(rng, tools, self.slate, without)
+        names = _slate(tools, self.slate, without)
         shown = tuple(TOOLS[name] for name in names)
         history = [{"role": "user", "content": user}] if isinstance(user, str) else list(user)
         if system:
@@ -97,7 +98,8 @@ class Generator(msgspec.Struct, frozen=True):
 
     def draw(self, seed: int) -> list[Task]:
         """This generator's tasks of one seed. They share two slates of tools at most, so that a server's prefix cache
-        holds their tools."""
+        holds their tools.
+        """
         sizes = Random(f"{seed}/{self.name}/slates")
         slates = [sizes.choice(_SLATE_SIZES), sizes.choice(_SLATE_SIZES)]
         out = []
@@ -108,7 +110,20 @@ class Generator(msgspec.Struct, frozen=True):
         return out
 
 
-def _slate(rng: Random, needed: Sequence[str], size: int, without: Sequence[str]) -> list[str]:
+class Book(list[Generator]):
+    """The generators of one module, in the order in which they are written down."""
+
+    def add(self, name: str, family: str, kind: Kind, split: Split, count: int) -> Callable[[Maker], Maker]:
+        """A decorator that enters a maker."""
+
+        def enter(make: Maker) -> Maker:
+            self.append(Generator(name, family, kind, split, count, make))
+            return make
+
+        return enter
+
+
+def _slate(needed: Sequence[str], size: int, without: Sequence[str]) -> list[str]:
     others = [name for name in TOOLS if name not in needed and name not in without]
     # one order for all tasks of a generator with the same slate: seeded by what they share
     shared = Random(f"{size}/{'/'.join(needed)}")

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ..probe import Call, Check, Probe, World
+from whetherman_edge.calibrate.probe import Call, Check, Probe, World
+
 from .answers import Answer, holds, judge, numbers, plain
 from .kits import KITS, PURE
 from .world import Room, Setting
@@ -26,7 +27,7 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class Task(Probe, frozen=True, kw_only=True):
-    """A probe over the kits. ``setting``: the world's plain data. ``recorded``: calls made before the decision point."""
+    """A probe over the kits. ``setting``: the world's plain data. ``recorded``: calls before the decision point."""
 
     setting: Setting
     want: Want
@@ -45,9 +46,9 @@ class Task(Probe, frozen=True, kw_only=True):
         state = _state(changed, self.want.changes)
         if not state.success or self.want.answer is None:
             return state
-        if (unknown := next((call.name for call in calls if call.name not in self.tool_names), None)) is not None:
-            if self.expect == "DECLINE":
-                return Check(False, f"it called {unknown[:40]!r}, which is not there")
+        absent = [call.name for call in calls if call.name not in self.tool_names]
+        if absent and self.expect == "DECLINE":
+            return Check(False, f"it called {absent[0][:40]!r}, which is not there")
         return judge(self.want.answer, reply, self.question)
 
     @property

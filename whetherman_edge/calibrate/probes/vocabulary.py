@@ -33,6 +33,7 @@ START: Final = date(2026, 3, 2)
 
 
 def person(rng: Random) -> str:
+    """First and last name."""
     return f"{rng.choice(FIRST)} {rng.choice(LAST)}"
 
 
@@ -82,4 +83,5 @@ def day(rng: Random, span: int = 300) -> str:
 
 
 def listed(items: Sequence[str]) -> str:
+    """Such as "a, b and c"."""
     return ", ".join(items[:-1]) + " and " + items[-1] if len(items) > 1 else items[0]

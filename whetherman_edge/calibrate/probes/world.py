@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from ..probe import Tool
+from whetherman_edge.calibrate.probe import Tool
 
 Setting = dict[str, Any]
 """Kit name to its plain data; "faults": tool name to the error texts of its first calls."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any, ClassVar, Final
 
-from ...probe import Tool
-from ..world import Kit, ToolFault, choice, schema
+from whetherman_edge.calibrate.probe import Tool
+from whetherman_edge.calibrate.probes.world import Kit, ToolFault, choice, schema
 
 _BINARY: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -42,7 +42,7 @@ _UNITS: Final[dict[str, tuple[str, float]]] = {
 }  # fmt: skip
 
 
-def evaluate(expression: str) -> float | int:
+def evaluate(expression: str) -> Any:
     """Value of an arithmetic expression: numbers, + - * / // % ** (or ^), parentheses and a few functions.
 
     Raises ToolFault for anything else and for results too large to write down.
@@ -104,6 +104,7 @@ def shown(value: float) -> str:
 
 
 def a_day(text: str) -> date:
+    """A day from its ISO form; raises ToolFault."""
     try:
         return date.fromisoformat(text.strip()[:10])
     except ValueError:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
-from ...probe import Tool
-from ..world import Kit, ToolFault, schema
+from whetherman_edge.calibrate.probe import Tool
+from whetherman_edge.calibrate.probes.world import Kit, ToolFault, schema
 
 _HITS_MAX: Final = 3
 _STOP: Final = frozenset(

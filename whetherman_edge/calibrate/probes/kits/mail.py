@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ...probe import Tool
-from ..world import Kit, ToolFault, schema
+from whetherman_edge.calibrate.probe import Tool
+from whetherman_edge.calibrate.probes.world import Kit, ToolFault, schema
 
 
 class Mail(Kit):
