@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from whetherman_edge.calibrate.probe import Probe, Split
 
+from .actions import ACTIONS
 from .generator import Generator
-from .lookups import access_code, access_code_hop, access_code_sufficient
-from .plain import arithmetic_sum, capital, said_before, thanks
+from .lookups import LOOKUPS
+from .manners import MANNERS
+from .plain import PLAIN
+from .series import SERIES
 
-GENERATORS: tuple[Generator, ...] = (
-    Generator("arithmetic-sum", "arithmetic", "first", "calibrate", 9, arithmetic_sum),
-    Generator("chat-thanks", "chat", "first", "calibrate", 6, thanks),
-    Generator("context-order", "context", "first", "calibrate", 6, said_before),
-    Generator("knowledge-capital", "knowledge", "first", "calibrate", 8, capital),
-    Generator("lookup-access", "lookup", "first", "calibrate", 10, access_code),
-    Generator("sufficient-access", "sufficient", "later", "calibrate", 10, access_code_sufficient),
-    Generator("hop-access", "hop", "later", "calibrate", 10, access_code_hop),
-)
+GENERATORS: tuple[Generator, ...] = (*PLAIN, *LOOKUPS, *SERIES, *ACTIONS, *MANNERS)
 
 
 def draw(seed: int, *, split: Split | None = None) -> list[Probe]:

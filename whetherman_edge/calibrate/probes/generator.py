@@ -22,6 +22,7 @@ from .world import Room, Setting
 
 _SLATE_SIZES: Final = (1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12, 24)
 """Numbers of tools that tasks show; every tool costs the agent about 80 prompt tokens, so most slates are short."""
+_ATTEMPTS: Final = 8
 
 
 class Draft(msgspec.Struct):
@@ -36,7 +37,6 @@ class Draft(msgspec.Struct):
 
     def task(
         self,
-        rng: Random,
         *,
         user: str | Sequence[dict[str, Any]],
         tools: Sequence[str],
@@ -50,8 +50,10 @@ class Draft(msgspec.Struct):
         difficulty: int = 1,
         without: Sequence[str] = (),
         system: str = "",
+        scenario: str = "",
     ) -> Task:
         """A task. ``tools``: the ones it needs; others of the catalogue fill the slate, never those in ``without``.
+        ``scenario``: what tasks of one text share.
         ``recorded``: calls before the decision point, made here for real so that their results are true.
         """
         names = _slate(tools, self.slate, without)
@@ -80,6 +82,7 @@ class Draft(msgspec.Struct):
             setting=setting or {},
             want=Want(answer, tuple(changes)),
             recorded=tuple(made),
+            scenario=scenario and f"{self.name}/{scenario}",
         )
 
 
@@ -106,7 +109,11 @@ class Generator(msgspec.Struct, frozen=True):
         for index in range(self.count):
             size = slates[index * 2 // max(self.count, 1)]
             draft = Draft(self.name, self.family, self.kind, index, seed, size)
-            out.append(self.make(Random(f"{seed}/{self.name}/{index}"), draft))
+            for attempt in range(_ATTEMPTS):  # two tasks with the same words would be one task
+                task = self.make(Random(f"{seed}/{self.name}/{index}/{attempt}"), draft)
+                if all(task.messages != other.messages for other in out):
+                    break
+            out.append(task)
         return out
 
 

@@ -1,77 +1,129 @@
-"""One or more read-only calls: the answer stands in a document, a table, a file or a device, and nowhere else."""
+"""Tasks from facts: the lookup, chains of lookups, and the decision points inside their trajectories."""
 
 from __future__ import annotations
 
 from random import Random
+from typing import Final
 
-from .answers import Phrase
-from .generator import Draft
+from whetherman_edge.calibrate.probe import Split
+
+from .facts import CHAINED, SINGLE, Source
+from .generator import Book, Draft, Maker
 from .task import Task
-from .vocabulary import PROJECTS, codes, figure
-from .world import Setting
+
+LOOKUPS: Final = Book()
+_COUNT: Final[dict[Split, int]] = {"fit": 5, "calibrate": 8, "test": 4}
 
 
-def handbook(rng: Random, keys: list[str]) -> Setting:
-    """Documents of which each names one project's access code."""
-    numbers = codes(rng, len(keys))
-    documents = [
-        {
-            "id": f"doc-{figure(rng, 1000, 9000)}",
-            "title": f"Project {key} handbook",
-            "text": f"Project {key} sits in building {rng.randrange(2, 30)}. The access code is {number}.",
-        }
-        for key, number in zip(keys, numbers, strict=True)
-    ]
-    return {"corpus": {"documents": documents}}
+def _first(source: Source) -> Maker:
+    def make(rng: Random, draft: Draft) -> Task:
+        fact = source(rng)
+        return draft.task(
+            user=fact.user,
+            tools=fact.tools,
+            calls=fact.calls,
+            reply=fact.reply,
+            answer=fact.answer,
+            expect="ACT",
+            setting=fact.setting,
+            difficulty=min(len(fact.calls), 3),
+        )
+
+    return make
 
 
-def access_code(rng: Random, draft: Draft) -> Task:
-    keys = rng.sample(PROJECTS, 3)
-    setting = handbook(rng, keys)
-    document = setting["corpus"]["documents"][0]
-    answer = document["text"].rsplit(" ", 1)[1].rstrip(".")
-    return draft.task(
-        rng,
-        user=f"Document {document['id']} has the access code of project {keys[0]}. What is the code?",
-        tools=("read_document",),
-        calls=[("read_document", {"id": document["id"]})],
-        reply=f"The access code is {answer}.",
-        answer=Phrase((answer,)),
-        expect="ACT",
-        setting=setting,
-    )
+def _enough(source: Source) -> Maker:
+    """All calls are made: what is asked stands in the last result."""
+
+    def make(rng: Random, draft: Draft) -> Task:
+        fact = source(rng)
+        return draft.task(
+            user=fact.user,
+            tools=fact.tools,
+            reply=fact.reply,
+            answer=fact.answer,
+            expect="ANSWER",
+            setting=fact.setting,
+            recorded=fact.calls,
+        )
+
+    return make
 
 
-def access_code_sufficient(rng: Random, draft: Draft) -> Task:
-    keys = rng.sample(PROJECTS, 3)
-    setting = handbook(rng, keys)
-    document = setting["corpus"]["documents"][0]
-    answer = document["text"].rsplit(" ", 1)[1].rstrip(".")
-    return draft.task(
-        rng,
-        user=f"What is the access code of project {keys[0]}?",
-        tools=("search_documents", "read_document"),
-        reply=f"The access code is {answer}.",
-        answer=Phrase((answer,)),
-        expect="ANSWER",
-        setting=setting,
-        recorded=[("search_documents", {"query": keys[0]}), ("read_document", {"id": document["id"]})],
-    )
+def _between(source: Source) -> Maker:
+    """All calls but the last, or (every other task of a long chain) all but the last two."""
+
+    def make(rng: Random, draft: Draft) -> Task:
+        fact = source(rng)
+        made = len(fact.calls) - (2 if len(fact.calls) > 2 and draft.index % 2 else 1)
+        return draft.task(
+            user=fact.user,
+            tools=fact.tools,
+            calls=fact.calls[made:],
+            reply=fact.reply,
+            answer=fact.answer,
+            expect="ACT",
+            setting=fact.setting,
+            recorded=fact.calls[:made],
+            difficulty=min(1 + len(fact.calls) - made, 3),
+        )
+
+    return make
 
 
-def access_code_hop(rng: Random, draft: Draft) -> Task:
-    keys = rng.sample(PROJECTS, 3)
-    setting = handbook(rng, keys)
-    document = setting["corpus"]["documents"][0]
-    answer = document["text"].rsplit(" ", 1)[1].rstrip(".")
-    return draft.task(
-        rng,
-        user=f"What is the access code of project {keys[0]}?",
-        tools=("search_documents", "read_document"),
-        calls=[("read_document", {"id": document["id"]})],
-        reply=f"The access code is {answer}.",
-        answer=Phrase((answer,)),
-        expect="ACT",
-        setting=setting,
-        recorded=[("search_documents", {"query": keys[0]})],
-    )
+_FAULTS: Final = (
+    "timed out, please try again",
+    "503 service unavailable, retry",
+    "connection reset; the request may be repeated",
+    "busy, try the same call again",
+)
+
+
+def _again(source: Source, *, later: bool) -> Maker:
+    """The last call fails once. ``later``: it has failed already."""
+
+    def make(rng: Random, draft: Draft) -> Task:
+        fact = source(rng)
+        name = fact.calls[-1][0]
+        before = sum(call[0] == name for call in fact.calls[:-1])
+        setting = {**fact.setting, "faults": {name: [rng.choice(_FAULTS)]}}
+        calls = [*fact.calls, fact.calls[-1]] if not before else fact.calls
+        return draft.task(
+            user=fact.user,
+            tools=fact.tools,
+            calls=calls[-1:] if later else calls,
+            reply=fact.reply,
+            answer=fact.answer,
+            expect="ACT",
+            setting=setting,
+            recorded=calls[:-1] if later else (),
+            difficulty=2,
+        )
+
+    return make
+
+
+def _name(source: Source) -> str:
+    return source.__name__.strip("_").replace("_", "-")
+
+
+def _enter() -> None:
+    """Every source once in each role that it can play."""
+    for split, sources in SINGLE.items():
+        n = _COUNT[split]
+        for place, source in enumerate(sources):
+            LOOKUPS.add(f"lookup-{_name(source)}", "lookup", "first", split, n)(_first(source))
+            LOOKUPS.add(f"sufficient-{_name(source)}", "sufficient", "later", split, n // 2 + 1)(_enough(source))
+            if _name(source) not in ("failing-test", "program-output"):  # slow calls are not made again on opening
+                LOOKUPS.add(f"retry-later-{_name(source)}", "retry", "later", split, n // 2)(_again(source, later=True))
+            if place == 0:
+                LOOKUPS.add(f"retry-{_name(source)}", "retry", "first", split, n // 2)(_again(source, later=False))
+    for split, sources in CHAINED.items():
+        n = _COUNT[split]
+        for source in sources:
+            LOOKUPS.add(f"hop-{_name(source)}", "hop", "first", split, n)(_first(source))
+            LOOKUPS.add(f"hop-later-{_name(source)}", "hop", "later", split, n)(_between(source))
+            LOOKUPS.add(f"sufficient-{_name(source)}", "sufficient", "later", split, n // 2 + 1)(_enough(source))
+
+
+_enter()

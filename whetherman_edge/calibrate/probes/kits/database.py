@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 from whetherman_edge.calibrate.probe import Tool
@@ -32,7 +32,7 @@ class Database(Kit):
         ),
         Tool(
             "column_stats",
-            "Compute a figure over a numeric column of a table, if wanted only over rows where another column has a value.",
+            "Compute a figure over a numeric column, if wanted only over rows where another column has a value.",
             schema(
                 {
                     "table": "str: ",
@@ -96,7 +96,13 @@ class Database(Kit):
             return str(len(values))
         if not values or not all(isinstance(value, int | float) for value in values):
             raise ToolFault("no numbers there")
-        made = {"sum": sum, "mean": statistics.fmean, "min": min, "max": max, "median": statistics.median}
+        made: dict[str, Callable[[list[Any]], Any]] = {
+            "sum": sum,
+            "mean": statistics.fmean,
+            "min": min,
+            "max": max,
+            "median": statistics.median,
+        }
         return f"{round(float(made[operation](values)), 4):g}" if operation == "mean" else f"{made[operation](values)}"
 
     def close(self) -> None:

@@ -32,9 +32,10 @@ except ImportError:
     pass
 program = sys.stdin.read()
 roots = tuple(os.path.realpath(p) for p in (os.getcwd(), sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)))
-refused = ("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.system", "os.remove", 
-           "os.rename", "os.rmdir", "os.mkdir", "os.kill", "os.link", "os.symlink", "os.chmod", "os.truncate", "shutil.", "ctypes.",
-           "os.putenv", "signal.", "fcntl.", "ftplib.", "smtplib.", "urllib.", "webbrowser.", "resource.setrlimit")
+refused = ("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.system", "os.remove",
+           "os.rename", "os.rmdir", "os.mkdir", "os.kill", "os.link", "os.symlink", "os.chmod", "os.truncate",
+           "shutil.", "ctypes.", "os.putenv", "signal.", "fcntl.", "ftplib.", "smtplib.", "urllib.", "webbrowser.",
+           "resource.setrlimit")
 def guard(event, args):
     if event.startswith(refused):
         raise PermissionError(event + " is not allowed here")
