@@ -22,11 +22,11 @@ UNIFORM: Final = (0.25, 0.25, 0.25, 0.25)
 ACT_OR_NOT: Final = {True: (0.9, 0.04, 0.04, 0.02), False: (0.04, 0.2, 0.06, 0.7)}
 
 
-def dialogues(data: Path) -> list[Item]:
-    """All training dialogues that exist (later files may still be missing)."""
+def dialogues(data: Path, names: Sequence[str] = TRAIN_FILES) -> list[Item]:
+    """All training dialogues of the files ``names`` that exist (later files may still be missing)."""
     return [
         item
-        for name in TRAIN_FILES
+        for name in names
         if (data / f"{name}.jsonl.xz").exists()
         for item in read_dialogues(name)
         if item["domain"] not in HELD_OUT
@@ -69,10 +69,11 @@ def example_of(reader: Reader, item: Item) -> Example:
     )
 
 
-def dialogue_packs(reader: Reader, data: Path, seed: int, n_public: int = 250, n_swapped: int = 800) -> list[Pack]:
-    """Packs of all training dialogues with their prefixes, some swapped ones and some public single turns."""
+def dialogue_packs(
+    reader: Reader, items: Sequence[Item], seed: int, n_public: int = 250, n_swapped: int = 800
+) -> list[Pack]:
+    """Packs of training dialogues with their prefixes, some swapped ones and some public single turns."""
     rng = random.Random(seed)
-    items = dialogues(data)
     derived = list(with_calls(items))
     swapped = list(swapped_tools(items, seed))
     rng.shuffle(swapped)
@@ -87,7 +88,21 @@ def _tool(tool: ToolText, description: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": tool.name, "description": description, "parameters": parameters}}
 
 
-def slate_examples(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int) -> Iterator[Example]:
+SLATE_SIZES: Final = (3, 5, 7, 10, 14, 20)
+FEW_TOOLS: Final = (1, 1, 1, 2)
+"""Slates of one or two tools: many requests that their tools serve, many of near rivals that they do not."""
+
+
+def slate_examples(
+    reader: Reader,
+    pools: Sequence[Pool],
+    n_slates: int,
+    seed: int,
+    *,
+    sizes: Sequence[int] = SLATE_SIZES,
+    weight: float = 0.1,
+    n_outside: int = 4,
+) -> Iterator[Example]:
     """Queries over slates of tools: the right tool among rivals of its pool and strangers, or none of them.
 
     The gate's part of these has a tenth of a dialogue's weight: they are bare requests, not agents' traffic.
@@ -102,7 +117,7 @@ def slate_examples(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: i
     sources = [source for source in by_source for _ in range(shares.get(source, 1))]
     for number in range(n_slates):
         pool = rng.choice(by_source[rng.choice(sources)])
-        size = rng.choice((3, 5, 7, 10, 14, 20))
+        size = rng.choice(sizes)
         own = list(range(len(pool.tools)))
         rng.shuffle(own)
         own = own[:size]
@@ -122,16 +137,24 @@ def slate_examples(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: i
         outside = [q for q in pool.queries if not any(pool.tools[i].name in tools for i in q.accept)]
         rng.shuffle(inside)
         rng.shuffle(outside)
-        for query in [*inside[:22], *outside[: 4 if len(inside) > 4 else 0]]:
+        for query in [*inside[:22], *outside[: n_outside if len(inside) > 4 or size < 3 else 0]]:
             right = [pool.tools[i].name for i in query.accept if pool.tools[i].name in tools]
             body = {"messages": [{"role": "user", "content": query.text}], "tools": offered}
             target = ACT_OR_NOT[bool(right)]
-            yield reader.read(f"slate-{number}", json.dumps(body).encode(), target, 0.1, right, 1.0 if right else 0.5)
+            yield reader.read(
+                f"slate-{number}", json.dumps(body).encode(), target, weight, right, 1.0 if right else 0.5
+            )
 
 
 def slate_packs(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int) -> list[Pack]:
     """As ``slate_examples``, packed."""
     return pack(list(slate_examples(reader, pools, n_slates, seed)))
+
+
+def few_tools_packs(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int) -> list[Pack]:
+    """Slates of one or two tools, packed; they weigh more in the gate's loss, for here it has little else to go by."""
+    examples = slate_examples(reader, pools, n_slates, seed, sizes=FEW_TOOLS, weight=0.3, n_outside=10)
+    return pack(list(examples))
 
 
 def open_pools(shared: Path, data: Path) -> list[Pool]:

@@ -25,8 +25,8 @@ from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, SCALAR_NAM
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, FORMAT, VERSION
 from whetherman_edge.gate.verdict import LABELS
 
-TRAIN: Final = ("gate_train", "gate_train2", "gate_train3", "gate_train4")
-DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4")
+TRAIN: Final = ("gate_train", "gate_train2", "gate_train3", "gate_train4", "gate_train5")
+DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4", "gate_dev5")
 N_FOLDS: Final = 4  # four authors each
 DENSE_SEEDS: Final = 1
 MARGIN: Final = 0.9  # thresholds aim at this share of FALSE_SKIPS_MAX: another agent's traffic is a new domain too

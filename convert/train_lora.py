@@ -31,7 +31,17 @@ from convert.gate_data import read_dialogues
 from convert.gate_metrics import auroc, macro_f1
 from convert.gate_trie import NONE, Pack, Reader, pack
 from convert.gemma_torch import N_EMBD, Geometry, Trunk, rms_norm
-from convert.lora_corpus import HELD_OUT, dialogue_packs, example_of, open_pools, reader_of, slate_packs
+from convert.lora_corpus import (
+    HELD_OUT,
+    TRAIN_FILES,
+    dialogue_packs,
+    dialogues,
+    example_of,
+    few_tools_packs,
+    open_pools,
+    reader_of,
+    slate_packs,
+)
 from whetherman_edge.backbone.llama import Network
 from whetherman_edge.gate.verdict import LABELS
 
@@ -102,11 +112,21 @@ class Trainer:
 
     def epoch_packs(self, epoch: int) -> list[Pack]:
         """The packs of one epoch in their order, the same in every worker."""
-        seed = self.arguments.seed + epoch
-        packs = dialogue_packs(self.reader, self.arguments.data, self.arguments.seed)
-        packs += slate_packs(self.reader, self.pools(), self.arguments.slates, seed)
-        order = np.random.default_rng(seed).permutation(len(packs))
-        return [packs[i] for i in order]
+        options = self.arguments
+        seed, rng = options.seed + epoch, np.random.default_rng(options.seed + epoch)
+        others = [name for name in TRAIN_FILES if name not in options.focus]
+        packs = dialogue_packs(self.reader, dialogues(options.data, others), options.seed)
+        packs += slate_packs(self.reader, self.pools(), options.slates, seed)
+        packs += few_tools_packs(self.reader, self.pools(), options.few_tools, seed)
+        focused: list[Pack] = []
+        if options.focus:
+            items = dialogues(options.data, options.focus)
+            focused = dialogue_packs(self.reader, items, options.seed, n_public=0, n_swapped=0)
+        if options.epoch_packs:
+            share = max(0, options.epoch_packs - len(focused))
+            packs = [packs[i] for i in rng.permutation(len(packs))[:share]]
+        packs += focused
+        return [packs[i] for i in rng.permutation(len(packs))]
 
     def pools(self) -> Any:
         """The router's pools, read once."""
@@ -186,6 +206,11 @@ class Trainer:
         """(epoch, position) to go on from."""
         path = self.arguments.out / "checkpoint.safetensors"
         if not path.exists():
+            if self.arguments.init is not None:
+                tensors = load_file(self.arguments.init)
+                with torch.no_grad():
+                    for name, parameter in self.trained:
+                        parameter.copy_(tensors[name])
             return 0, 0
         from safetensors import safe_open
 
@@ -280,6 +305,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0, help="length of the schedule; default: all epochs")
     parser.add_argument("--packs", type=int, default=3, help="packs a step")
     parser.add_argument("--slates", type=int, default=250)
+    parser.add_argument("--few-tools", type=int, default=150, help="slates of one or two tools an epoch")
+    parser.add_argument("--init", type=Path, help="weights to begin with: another run's checkpoint")
+    parser.add_argument("--focus", nargs="*", default=[], help="files of which every epoch has all packs")
+    parser.add_argument("--epoch-packs", type=int, default=0, help="packs of an epoch, a sample; default: all")
     parser.add_argument("--lr", type=float, default=4e-4)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--dropout", type=float, default=0.05)
