@@ -30,12 +30,12 @@ from whetherman_edge.proxy.app import App
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.guard import Guard, check_bind
-from whetherman_edge.proxy.http_server import HttpServer
+from whetherman_edge.proxy.http_server import HEAD_LINE_BYTES_MAX, HttpServer
 from whetherman_edge.proxy.page import Page
 from whetherman_edge.proxy.recording import Recorder
 from whetherman_edge.proxy.systemone import PATH as SYSTEMONE_PATH
 from whetherman_edge.proxy.systemone import SystemOne, UpstreamFirst
-from whetherman_edge.proxy.upstream import HEAD_LINE_BYTES_MAX, Target, Upstream
+from whetherman_edge.proxy.upstream import Target, Upstream
 from whetherman_edge.router.decision import Choice
 from whetherman_edge.router.typed_questions import TypedJudge
 from whetherman_edge.service import logs

@@ -15,6 +15,9 @@ from aiohttp.web_server import Server
 
 log = logging.getLogger(__name__)
 
+# Long header lines (cookies, JWTs) are the client's and the upstream's business; aiohttp's own default is 8,190.
+HEAD_LINE_BYTES_MAX = 64 << 10
+
 
 class _Handler(RequestHandler):
     __slots__ = ()

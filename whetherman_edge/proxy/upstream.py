@@ -1,42 +1,30 @@
 """The upstream: one model server, its address, and a small pool of keep-alive connections to it.
 
-aiohttp parses every response (``aiohttp.client_proto.ResponseHandler``); what is ours is the request head and the pool,
-for three things that ``ClientSession`` does not give: the request target and header bytes exactly as the client sent
-them (yarl would re-quote, CIMultiDict would re-encode), the knowledge whether a socket was reused and whether any
-response byte arrived (the only safe ground for a retry, RFC 9112 section 9.3.1), and half the cost per request.
-This is the only module that touches that class.
+Request heads are written here, for what no general HTTP client gives: the request target and header bytes exactly as
+the client sent them, the knowledge whether a socket was reused and whether any response byte arrived (the only safe
+ground for a retry, RFC 9112 section 9.3.1), and a fraction of the cost. ``proxy.connection`` reads the responses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-import struct
 from collections import deque
 from collections.abc import AsyncIterable
 from urllib.parse import urlsplit
 
 import msgspec
-from aiohttp.client_exceptions import ClientError
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.http import RawResponseMessage, StreamWriter
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.streams import StreamReader
 
 from whetherman_edge.errors import ConfigError, UpstreamMissing, UpstreamReset
-
-Headers = list[tuple[bytes, bytes]]
+from whetherman_edge.proxy.connection import BadResponse, Connection
+from whetherman_edge.proxy.connection import Headers as Headers
 
 # An idle socket older than this is not reused: Node's default keep-alive is 5 s, Go and llama.cpp keep longer, and a
 # wrong guess costs one retry (field case S06), so the pool sits between.
 IDLE_S_MAX = 15.0
 IDLE_CONNECTIONS_MAX = 64
-# Long header lines (cookies, JWTs) are the client's and the upstream's business; aiohttp's own default is 8,190.
-HEAD_LINE_BYTES_MAX = 64 << 10
 # Below this, head and body are joined into one write; above, joining would copy for nothing.
 JOIN_BYTES_MAX = 64 << 10
-_LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -85,60 +73,20 @@ class Target(msgspec.Struct, frozen=True):
         )
 
 
-class _Connection(ResponseHandler):
-    """One socket to the upstream.
-
-    ``answered``: a response byte arrived since the last request. ``lost``: the error that ended the socket, if any.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self.answered = False
-        self.lost: BaseException | None = None
-        self.idle_since_s = 0.0
-
-    def data_received(self, data: bytes) -> None:
-        self.answered = True
-        super().data_received(data)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.lost = exc
-        super().connection_lost(exc)
-
-    def reset(self) -> None:
-        """Abort with a TCP reset: an end behind request bytes that the upstream does not read would not reach it."""
-        connected = self.transport.get_extra_info("socket") if self.transport is not None else None
-        if connected is not None and connected.family != socket.AF_UNIX:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-        self.abort()
-
-    @property
-    def reusable(self) -> bool:
-        return self.is_connected() and not self.should_close
-
-
 class UpstreamResponse:
     """A response whose head has arrived and whose body is still coming.
 
-    ``headers``: raw, in order, as received. ``body``: aiohttp's reader over the (still encoded) body bytes.
+    ``headers``: raw, in order, as received. Body bytes are handed out as they came, still encoded.
     Call exactly one of ``release`` (body read to its end) and ``abort``; both are safe to repeat.
     """
 
-    __slots__ = ("_connection", "_pump", "_upstream", "body", "headers", "reason", "status")
+    __slots__ = ("_connection", "_pump", "_upstream", "headers", "reason", "status")
 
-    def __init__(
-        self,
-        message: RawResponseMessage,
-        body: StreamReader,
-        connection: _Connection,
-        upstream: Upstream,
-        pump: asyncio.Task[None] | None,
-    ) -> None:
-        self.status: int = message.code
-        self.reason: str = message.reason
-        self.headers: tuple[tuple[bytes, bytes], ...] = message.raw_headers
-        self.body = body
-        self._connection: _Connection | None = connection
+    def __init__(self, connection: Connection, upstream: Upstream, pump: asyncio.Task[None] | None) -> None:
+        self.status = connection.status
+        self.reason = connection.reason.decode("utf-8", "surrogateescape")
+        self.headers = connection.headers
+        self._connection: Connection | None = connection  # until released
         self._upstream = upstream
         self._pump = pump
 
@@ -152,13 +100,13 @@ class UpstreamResponse:
     @property
     def complete(self) -> bool:
         """The body ended properly and all of it has been handed out."""
-        return self.body.at_eof() and (self._connection is None or self._connection.lost is None)
+        return self._connection is None or self._connection.at_end
 
     def buffered(self) -> tuple[bytes, bool]:
         """What has arrived of the body so far, without waiting, and whether that is the rest of it."""
-        if self.body.exception() is not None:
-            return b"", False  # ``chunk`` will raise it
-        return self.body.read_nowait(), self.complete
+        if self._connection is None:
+            return b"", True
+        return self._connection.read_nowait(), self._connection.complete
 
     async def chunk(self) -> bytes:
         """Whatever has arrived of the body, waiting for at least one byte; ``b""`` at its proper end.
@@ -166,13 +114,12 @@ class UpstreamResponse:
         Raises UpstreamReset when the body ended early (also for a body that only a close delimits: a TCP reset there
         is not an end), and when ``idle_timeout_s`` passed without a byte.
         """
+        if self._connection is None:
+            return b""
         try:
-            data = await self.body.readany()
-        except (ClientError, OSError, HttpProcessingError) as exc:
+            return await self._connection.read()
+        except OSError as exc:
             raise UpstreamReset(f"{self._upstream.target.url} broke off inside a response: {_why(exc)}") from exc
-        if not data and self._connection is not None and self._connection.lost is not None:
-            raise UpstreamReset(f"{self._upstream.target.url} reset the connection inside a response")
-        return data
 
     async def read(self, bytes_max: int) -> tuple[bytes, bool]:
         """Read up to ``bytes_max`` bytes; returns them and whether the body is complete."""
@@ -194,7 +141,7 @@ class UpstreamResponse:
         if self._pump is not None and not self._pump.done():
             self._pump.cancel()
             connection.abort()
-        elif connection.reusable and self.body.is_eof():
+        elif connection.reusable:
             self._upstream.keep(connection)
         else:
             connection.close()
@@ -219,7 +166,8 @@ class Upstream:
         self.target = target
         self._connect_timeout_s = connect_timeout_s or None
         self._idle_timeout_s = idle_timeout_s or None
-        self._idle: deque[_Connection] = deque()
+        self._idle: deque[Connection] = deque()
+        self._closed = False
         self._tls: ssl.SSLContext | None = None
 
     async def send(
@@ -250,15 +198,19 @@ class Upstream:
                     raise
         return await self._exchange(await self._connect(), method, head, body, chunked)
 
-    def keep(self, connection: _Connection) -> None:
+    def keep(self, connection: Connection) -> None:
         """Put a connection that can serve again into the pool."""
+        if self._closed:
+            connection.close()
+            return
         if len(self._idle) >= IDLE_CONNECTIONS_MAX:
             self._idle.popleft().close()
-        connection.idle_since_s = asyncio.get_running_loop().time()
+        connection.park(asyncio.get_running_loop().time())
         self._idle.append(connection)
 
     def close(self) -> None:
-        """Close all idle connections."""
+        """Close all idle connections, and from now on each one as its response ends."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
 
@@ -281,7 +233,7 @@ class Upstream:
         lines.append(b"\r\n")
         return b"\r\n".join(lines)
 
-    def _take(self) -> _Connection | None:
+    def _take(self) -> Connection | None:
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             connection = self._idle.pop()  # the youngest first, so that the others age out
@@ -290,17 +242,17 @@ class Upstream:
             connection.close()
         return None
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         target = self.target
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 if target.unix_path:
-                    _, connection = await loop.create_unix_connection(lambda: _Connection(loop), target.unix_path)
+                    _, connection = await loop.create_unix_connection(lambda: Connection(loop), target.unix_path)
                 else:
                     context = self._tls_context() if target.tls else None
                     _, connection = await loop.create_connection(
-                        lambda: _Connection(loop), target.host, target.port, ssl=context
+                        lambda: Connection(loop), target.host, target.port, ssl=context
                     )
         except TimeoutError as exc:
             raise UpstreamMissing(f"no connection to {target.url} within {self._connect_timeout_s:g} s") from exc
@@ -314,72 +266,53 @@ class Upstream:
         return self._tls
 
     async def _exchange(
-        self, connection: _Connection, method: str, head: bytes, body: bytes | AsyncIterable[bytes], chunked: bool
+        self, connection: Connection, method: str, head: bytes, body: bytes | AsyncIterable[bytes], chunked: bool
     ) -> UpstreamResponse:
-        connection.answered = False
-        connection.set_response_params(
-            skip_payload=method == "HEAD",
-            read_until_eof=True,
-            auto_decompress=False,
-            read_timeout=self._idle_timeout_s,
-            max_line_size=HEAD_LINE_BYTES_MAX,
-            max_field_size=HEAD_LINE_BYTES_MAX,
-        )
         pump: asyncio.Task[None] | None = None
         try:
-            transport = connection.transport
-            if transport is None or transport.is_closing():
-                raise UpstreamReset(f"{self.target.url} had closed the connection")
-            if isinstance(body, bytes):
-                if len(body) <= JOIN_BYTES_MAX:
-                    transport.write(head + body)
-                else:
-                    transport.write(head)
-                    transport.write(body)
-            else:
-                transport.write(head)
+            connection.begin(head_only=method == "HEAD", idle_timeout_s=self._idle_timeout_s)
+            if not isinstance(body, bytes):
+                connection.write(head)
                 pump = asyncio.get_running_loop().create_task(_pump(connection, body, chunked))
-            if self._idle_timeout_s is not None:
-                connection.start_timeout()
-            message, reader = await connection.read()
-            while message.code < 200:  # 100 Continue, 103 Early Hints: the final head follows (RFC 9110 section 15.2)
-                if message.code == 101:
-                    raise UpstreamReset(f"{self.target.url} switched protocols, which nobody asked for")
-                message, reader = await connection.read()
+            elif len(body) <= JOIN_BYTES_MAX:
+                connection.write(head + body)
+            else:
+                connection.write(head)
+                connection.write(body)
+            await connection.head()
         except BaseException as exc:
             if pump is not None and not pump.done():
                 pump.cancel()
                 connection.reset()
             connection.abort()
-            if isinstance(exc, (ClientError, OSError, HttpProcessingError)):
+            if isinstance(exc, OSError):
                 raise UpstreamReset(f"{self.target.url} gave no proper response: {_why(exc)}") from exc
             raise
-        return UpstreamResponse(message, reader, connection, self, pump)
+        return UpstreamResponse(connection, self, pump)
 
 
-async def _pump(connection: _Connection, chunks: AsyncIterable[bytes], chunked: bool) -> None:
+async def _pump(connection: Connection, chunks: AsyncIterable[bytes], chunked: bool) -> None:
     """Stream a request body. A broken upstream ends it quietly: its response, or the reset, is what counts.
 
     When ``chunks`` itself fails (the client broke off, the body is over the cap) the connection is aborted, so that
     half a request never looks whole; the iterator's owner knows why.
     """
-    writer = StreamWriter(connection, asyncio.get_running_loop())
-    if chunked:
-        writer.enable_chunking()
     try:
         async for chunk in chunks:
-            await writer.write(chunk)
-        await writer.write_eof()
+            if chunk:
+                connection.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
+                await connection.drain()
+        if chunked:
+            connection.write(b"0\r\n\r\n")
     except asyncio.CancelledError:
         connection.reset()
         raise
     except Exception:
-        if connection.is_connected():
-            connection.abort()
+        connection.abort()
 
 
 def _why(exc: BaseException) -> str:
     """A cause in a few words, without header or body text (field case O10)."""
-    if isinstance(exc, HttpProcessingError):
-        return f"bad HTTP ({type(exc).__name__})"
+    if isinstance(exc, BadResponse):
+        return str(exc)
     return str(exc).split("\n", 1)[0][:80] or type(exc).__name__
