@@ -34,14 +34,15 @@ _UNABLE: Final = re.compile(
     r"(?:is|was|am|are) not (?:possible|available|supported|allowed|permitted)|not something i|"
     r"isn't (?:possible|available|supported|allowed)|no (?:tool|access|way|means|ability|function)|"
     r"(?:don't|do not|doesn't|does not|didn't) (?:have|support|offer|provide|exist|allow|include|see)|"
-    r"not have (?:a |any |the |access)|outside (?:of )?(?:my|the)|not (?:possible|allowed|permitted|supported))\b"
+    r"not have (?:a |any |the |access)|outside (?:of )?(?:my|the)|not (?:possible|allowed|permitted|supported)|"
+    r"not (?:be )?found|no (?:such|contact|invoice|record|entry)|refused|denied|failed|not listed)\b"
 )
 _DONE: Final = re.compile(
-    r"\b(?:i|i've|we|we've|have|has been|have been|was|were|is now|successfully|it's|it is|all)\s+"
-    r"(?:just |now |already |successfully |been )*"
+    r"\b(?:(?:i|we)(?:'ve)?|i have|we have|(?:has|have) been|successfully)\s+(?:just |now |already |successfully )*"
     r"(?:sent|booked|paid|transferred|refunded|ordered|scheduled|created|cancelled|canceled|deleted|posted|printed|"
     r"called|reserved|purchased|bought|unlocked|opened|closed|turned|set|moved|added|updated|done|signed|published)\b"
 )
+"""A claim of something done: in the first person, or done by nobody."""
 _ASKS: Final = re.compile(
     r"\?|\b(?:please (?:tell|provide|specify|give|confirm|share|clarify|let me know|indicate|supply|state|send)|"
     r"let me know (?:which|what|who|when|where|how|the)|(?:i|we) (?:need|require)|could you|can you|would you)\b"
@@ -144,7 +145,8 @@ def _number(answer: Number, text: str, question: str) -> Check:
         return Check(False, f"expected {answer.value:g}, found {_some(found)}")
     marks = list(_GIVEN.finditer(text))
     if marks:
-        after = [value for value in numbers(text[marks[-1].end() :]) if right(value) or value not in asked]
+        told = _SENTENCE.split(text[marks[-1].end() :].strip(), maxsplit=1)[0]
+        after = [value for value in numbers(told) if right(value) or value not in asked]
         if after:
             return _told(
                 right(after[0]) or right(after[-1]), f"{answer.value:g}", "it is not what is given as the answer"
@@ -229,7 +231,7 @@ def _asks(about: Iterable[str], text: str) -> Check:
 def _refuses(text: str) -> Check:
     if not _UNABLE.search(text):
         return Check(False, "it does not say that it cannot")
-    return _told(not _DONE.search(text) or text.count(".") <= 1, "that it cannot", "it claims something done")
+    return _told(not _DONE.search(text), "that it cannot", "it claims something done")
 
 
 def _told(good: bool, what: str, fault: str) -> Check:

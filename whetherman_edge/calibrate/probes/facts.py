@@ -93,7 +93,7 @@ def _parcel(rng: Random) -> Fact:
         f"In which town is my parcel {number} right now?",
         {"feeds": {"track_parcel": {number: row}}},
         [("track_parcel", {"number": number})],
-        Phrase((town,)),
+        Phrase((town,), tuple(place for place in PLACES if place != town)),
         f"It is in {town}.",
     )
 
@@ -152,7 +152,7 @@ def _contact(rng: Random) -> Fact:
         f"What is the e-mail address of {who[1]}?",
         {"mail": {"contacts": book}},
         [("find_contact", {"name": who[1]})],
-        Phrase((book[who[1]],)),
+        Phrase((book[who[1]],), tuple(book[name] for name in who if name != who[1])),
         f"It is {book[who[1]]}.",
     )
 
@@ -312,7 +312,7 @@ def _mail_parcel(rng: Random) -> Fact:
             ("read_email", {"id": key}),
             ("track_parcel", {"number": number}),
         ],
-        Phrase((town,)),
+        Phrase((town,), tuple(place for place in PLACES if place != town)),
         f"It is in {town}.",
     )
 
@@ -325,7 +325,7 @@ def _invoice_contact(rng: Random) -> Fact:
         f"What is the e-mail address of the customer of invoice {key}?",
         {"payments": {"invoices": {key: bill}}, "mail": {"contacts": book}},
         [("get_invoice", {"id": key}), ("find_contact", {"name": who[0]})],
-        Phrase((book[who[0]],)),
+        Phrase((book[who[0]],), tuple(book[name] for name in who[1:])),
         f"It is {book[who[0]]}.",
     )
 

@@ -105,7 +105,7 @@ class Generator(msgspec.Struct, frozen=True):
         """
         sizes = Random(f"{seed}/{self.name}/slates")
         slates = [sizes.choice(_SLATE_SIZES), sizes.choice(_SLATE_SIZES)]
-        out = []
+        out: list[Task] = []
         for index in range(self.count):
             size = slates[index * 2 // max(self.count, 1)]
             draft = Draft(self.name, self.family, self.kind, index, seed, size)

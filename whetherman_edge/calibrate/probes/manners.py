@@ -18,8 +18,12 @@ MANNERS: Final = Book()
 
 _ASKS: Final[dict[Split, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
     "fit": (
-        ("Send an e-mail for me.", "send_email", ("who", "whom", "to", "recipient", "address", "subject", "say")),
-        ("Set the thermostat.", "set_device", ("which", "what", "temperature", "value", "degrees", "room")),
+        (
+            "Send an e-mail for me.",
+            "send_email",
+            ("who", "whom", "recipient", "address", "subject", "content", "message"),
+        ),
+        ("Set the thermostat.", "set_device", ("which", "temperature", "value", "degrees", "room")),
         ("Change the status of my support ticket.", "set_ticket_status", ("which", "ticket", "status", "number", "id")),
     ),
     "calibrate": (
@@ -27,16 +31,16 @@ _ASKS: Final[dict[Split, tuple[tuple[str, str, tuple[str, ...]], ...]]] = {
         ("Put a meeting with {who} into my calendar.", "create_event", ("when", "date", "day", "time")),
         ("Refund {who}, please.", "refund_payment", ("which", "amount", "much", "invoice", "number", "id")),
         ("Where is my parcel?", "track_parcel", ("which", "parcel", "number", "tracking")),
-        ("How many pieces of that article are in stock?", "stock_level", ("which", "what", "article", "number")),
+        ("How many pieces of that article are in stock?", "stock_level", ("which", "article", "number", "id")),
     ),
     "test": (
         (
             "Open a support ticket for {who}.",
             "create_ticket",
-            ("what", "title", "problem", "issue", "about", "priority"),
+            ("title", "problem", "issue", "about", "priority"),
         ),
         ("What is the amount of my invoice?", "get_invoice", ("which", "invoice", "number", "id")),
-        ("Convert 250 for me.", "convert_units", ("which", "what", "unit", "units")),
+        ("Convert 250 for me.", "convert_units", ("which", "unit", "units")),
         ("How is the weather?", "get_weather", ("where", "which", "town", "city", "location")),
     ),
 }
@@ -141,7 +145,7 @@ def _two_hits(kind: str) -> Callable[[Random, Draft], Task]:
             user=user,
             tools=tools,
             reply=f"Which one do you mean: {names[0]} or {names[1]}?",
-            answer=Question(("which", "who", "whom", "or", last[0], last[1], keys[0], keys[1])),
+            answer=Question(("which", "who", "whom", last[0], last[1], keys[0], keys[1])),
             expect="ASK",
             setting=setting,
             recorded=[call],

@@ -200,7 +200,7 @@ def _days_apart(rng: Random, level: int) -> Sum:
 
 
 def _matches(rng: Random, level: int) -> Sum:
-    n = (21, 27, 34)[level] + rng.randrange(6)
+    n = rng.randrange(12 + 4 * level, 40 + 4 * level)
     parts = codes(rng, n, 1, 2) + [str(value) for value in figures(rng, 6 + level * 4)]
     rng.shuffle(parts)
     text = " ".join(parts)
