@@ -50,11 +50,12 @@ def test_a_profile_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 2}, "schema: expected 1, got 2"),
+        ({"schema": 1}, "schema: expected 2, got 1; made by Whetherman Edge 0.1.0, calibrate again"),
+        ({"schema": 1, "unheard": 1}, "schema: expected 2, got 1"),
         ({"unheard": 1}, "unheard"),
         ({"tau": ...}, "tau"),
         ({"tau__answer": 0.5}, "answer"),
-        ({"tau__ANSWER": 1.5}, "tau.ANSWER: expected a number in 0..1"),
+        ({"tau__ANSWER": 1.5}, "tau.ANSWER, first steps: expected a number in 0..1"),
         ({"layer__weights": [1.0]}, "layer.weights: expected 2 numbers"),
         ({"layer__weights": [1.0, None]}, "weights"),
         ({"layer__weights": [1.0, "x"]}, "weights"),
@@ -66,7 +67,7 @@ def test_a_profile_survives_its_file() -> None:
         ({"engine__name": "oracle"}, "oracle"),
         ({"risk__alpha": 0}, "risk.alpha"),
         ({"risk__n_false_skips": 70}, "n_false_skips <= n_withheld"),
-        ({"risk__n_false_skips": 30}, "more than alpha"),
+        ({"risk__n_false_skips": 30}, "prove at most"),
         ({"risk__n_measured": 0, "risk__n_withheld": 0, "risk__n_false_skips": 0}, "write null"),
         ({"intervention__mode": "shout"}, "shout"),
         ({"created": "yesterday"}, "created: expected an ISO 8601 time"),

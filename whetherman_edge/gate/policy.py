@@ -12,7 +12,7 @@ import msgspec
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ProfileError
 from whetherman_edge.gate import guards, loop_guard
-from whetherman_edge.gate.verdict import LABELS, Decision, Label, Mode, Verdict
+from whetherman_edge.gate.verdict import LABELS, Decision, Label, Mode, Verdict, step_kind
 from whetherman_edge.profiles.schema import Profile, Tau
 
 # Every reason a decision can carry, and what it says. They are label values of a counter: a closed set.
@@ -251,7 +251,7 @@ def _choose(
     others = probabilities[1:]
     at = others.index(max(others))  # the earlier of equals
     candidate = LABELS[1 + at]
-    threshold = (tau.answer, tau.ask, tau.decline)[at]
+    threshold = tau.at(candidate, step_kind(chat))
     if threshold is not None and 1.0 - probabilities[0] >= threshold:
         return candidate, "scored"
     return "ACT", "need" if verdict_label(probabilities) == "ACT" else "low_confidence"

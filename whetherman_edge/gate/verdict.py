@@ -6,10 +6,21 @@ from typing import Literal
 
 import msgspec
 
+from whetherman_edge.dialects.chat import ChatView
+
 Label = Literal["ACT", "ANSWER", "ASK", "DECLINE"]
 LABELS: tuple[Label, Label, Label, Label] = ("ACT", "ANSWER", "ASK", "DECLINE")
 Mode = Literal["off", "shadow", "enforce"]
 Engine = Literal["static", "gemma", "auto"]
+StepKind = Literal["first", "later"]
+STEP_KINDS: tuple[StepKind, StepKind] = ("first", "later")
+
+
+def step_kind(chat: ChatView) -> StepKind:
+    """The kind of step that a request asks for: "later" behind tool results (the last of ``gate.features.PHASES``),
+    else "first". Thresholds and what proves them are told apart by it.
+    """
+    return "later" if chat.last_role == "tool" else "first"
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from whetherman_edge.errors import ProfileError, UsageError
-from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile, parse_profile
+from whetherman_edge.gate.verdict import STEP_KINDS
+from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile, parse_profile, taus
 from whetherman_edge.profiles.store import ProfileStore, Stored, write_atomically
 
 if TYPE_CHECKING:
@@ -142,32 +144,56 @@ def _row(entry: Stored) -> dict[str, Any]:
         "state": state,
         "agent": f"{profile.agent.kind}:{profile.agent.model}",
         "engine": f"{profile.engine.name}:{profile.engine.sha256[:12]}",
-        "decides": ",".join(name for name, tau in _taus(profile) if tau is not None) or "nothing",
+        "decides": ",".join(dict.fromkeys(label for label, _, tau in taus(profile.tau) if tau is not None))
+        or "nothing",
         "created": profile.created[:10],
     }
 
 
-def _taus(profile: Profile) -> tuple[tuple[str, float | None], ...]:
-    tau = profile.tau
-    return (("ANSWER", tau.answer), ("ASK", tau.ask), ("DECLINE", tau.decline))
+def _decides(profile: Profile) -> list[str]:
+    """Each decision that is made, with its thresholds: ``ANSWER from 0.9 on first steps and 0.95 on later steps``."""
+    lines = []
+    for label, pair in itertools.groupby(taus(profile.tau), key=lambda one: one[0]):
+        by_kind = {kind: tau for _, kind, tau in pair if tau is not None}
+        if len(set(by_kind.values())) == 1 and len(by_kind) == len(STEP_KINDS):
+            lines.append(f"{label} from {by_kind['first']:g}")
+        elif by_kind:
+            lines.append(f"{label} from " + " and ".join(f"{tau:g} on {kind} steps" for kind, tau in by_kind.items()))
+    return lines
+
+
+def _proven(profile: Profile) -> list[str]:
+    """What was proven, a line for each kind of step."""
+    risk = profile.risk
+    if risk is None:
+        return ["nothing: the daemon stays in shadow with this profile"]
+    claim = f"at most {risk.alpha:.1%} of needed calls withheld, with confidence {1 - risk.delta:.0%}"
+    if risk.plain:
+        needed = "an unstated number of" if risk.n_needed is None else str(risk.n_needed)
+        counts = f"{risk.n_false_skips} of {needed} needed, {risk.n_withheld} of {risk.n_measured} measured withheld"
+        return [f"{claim} ({counts})"]
+    lines = []
+    for kind in STEP_KINDS:
+        proof = risk.first if kind == "first" else risk.later
+        if proof is None:
+            lines.append(f"{kind} steps: nothing, every call is left alone")
+        else:
+            lines.append(
+                f"{kind} steps: {claim} (bound {proof.bound:.1%}: {proof.n_false_skips} of {proof.n_needed} needed; "
+                f"{proof.n_withheld} of {proof.n_measured} measured withheld)"
+            )
+    return lines
 
 
 def _summary(name: str, path: Path, profile: Profile) -> list[tuple[str, str]]:
-    agent, risk, steering = profile.agent, profile.risk, profile.intervention
-    decides = [f"{label} from {tau:g}" for label, tau in _taus(profile) if tau is not None]
-    proven = "nothing: the daemon stays in shadow with this profile"
-    if risk is not None:
-        proven = (
-            f"at most {risk.alpha:.1%} false skips, with probability {1 - risk.delta:.1%} "
-            f"({risk.n_false_skips} of {risk.n_withheld} withheld, {risk.n_measured} measured)"
-        )
+    agent, steering = profile.agent, profile.intervention
     return [
         ("name", name),
         ("file", str(path)),
         ("agent", f"{agent.model} on {agent.kind}" + (f", {agent.quantisation}" if agent.quantisation else "")),
         ("engine", f"{profile.engine.name} {profile.engine.sha256}"),
-        ("decides", ", ".join(decides) or "nothing"),
-        ("proven", proven),
+        ("decides", ", ".join(_decides(profile)) or "nothing"),
+        *(("proven" if not place else "", line) for place, line in enumerate(_proven(profile))),
         ("intervention", steering.mode + (f", wording {steering.wording}" if steering.wording else "")),
         ("interactive", "yes" if profile.interactive else "no: ASK is never decided"),
         ("layer", f"{len(profile.layer.features)} features, temperature {profile.layer.temperature:g}"),

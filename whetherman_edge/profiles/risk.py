@@ -8,20 +8,28 @@ Learn-then-test with a fixed sequence (Angelopoulos et al. 2021, arXiv:2110.0105
 thresholds are tried from the strictest on, each with an exact binomial test at the full level delta, and the first
 that fails ends it. The family-wise error stays at delta however fine the grid is, because the order is fixed before
 the data is seen.
+
+First steps and later ones are told apart: each kind has its thresholds and its own proof at the full level. The claim
+is about all decisions together, since a needed step is lost whichever of them withholds it. Which decisions are tried
+is chosen on the split that the fit saw (``promising``), so that the calibration split only ever sees one path.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
+
+from whetherman_edge.gate.verdict import Label, StepKind
 
 ALPHA: Final = 0.05
 DELTA: Final = 0.10
 GRID: Final[tuple[float, ...]] = tuple(round(1.0 - 0.01 * step, 2) for step in range(1, 100))
 """Thresholds on 1 - p(need), strictest first: 0.99 down to 0.01."""
+SKIPS: Final[tuple[Label, ...]] = ("ANSWER", "ASK", "DECLINE")
 _BISECTIONS: Final = 60
 
 
@@ -29,19 +37,23 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     """One measured step of the calibration split.
 
     ``skip_score``: 1 - p(need) under the fitted layer. ``needed``: the agent fails without its call. ``wanted``: the
-    gate would withhold here if the threshold let it (its best class is not ACT and no guard forbids it). ``group``:
-    probes that share a group are not independent (one generator, one trajectory).
+    gate would withhold here if the threshold let it (no guard forbids it). ``group``: probes that share a group are not
+    independent (one generator, one trajectory). ``kind``: of the step. ``decision``: the class that would be decided.
     """
 
     skip_score: float
     needed: bool
     wanted: bool = True
     group: str = ""
+    kind: StepKind = "first"
+    decision: Label = "ANSWER"
 
 
 class Threshold(msgspec.Struct, frozen=True, gc=False):
-    """A threshold that passed. ``bound``: upper confidence bound of its false-skip rate; counts are of needed steps
-    and of all steps that it withholds.
+    """A threshold that passed, for one kind of step. ``bound``: upper confidence bound of its false-skip rate.
+
+    ``n_needed``: groups with a needed step; ``n_false_skips``: those with one that is withheld; ``n_withheld``,
+    ``n_measured``: steps. ``decisions``: (n_withheld, n_false_skips) of each decision that was tried.
     """
 
     tau: float
@@ -50,6 +62,7 @@ class Threshold(msgspec.Struct, frozen=True, gc=False):
     n_false_skips: int
     n_withheld: int
     n_measured: int
+    decisions: dict[Label, tuple[int, int]] = {}
 
 
 def upper_bound(n_hits: int, n: int, delta: float) -> float:
@@ -83,31 +96,83 @@ def needed_for(alpha: float, delta: float, n_hits: int = 0) -> int:
 
 
 def choose(
-    steps: Sequence[Step], *, alpha: float = ALPHA, delta: float = DELTA, grid: Sequence[float] = GRID
+    steps: Sequence[Step],
+    *,
+    alpha: float = ALPHA,
+    delta: float = DELTA,
+    grid: Sequence[float] = GRID,
+    decisions: Collection[Label] = SKIPS,
 ) -> Threshold | None:
     """The loosest threshold that the fixed sequence lets through, or None when not even the strictest passes.
 
-    Where steps cluster, a group counts once: as a false skip as soon as one of its needed steps would be skipped. That
-    is stricter than any correlation between its members could make it.
+    steps: of one kind (``choose_by_kind`` sorts them). decisions: those that are allowed; a step that another one would
+    decide is never withheld. Where steps cluster, a group counts once: as a false skip as soon as one of its needed
+    steps would be skipped. That is stricter than any correlation between its members could make it.
     """
-    groups = _groups(steps)
+    groups = _groups(steps, decisions)
     n = len(groups)
-    passed: Threshold | None = None
+    passed: tuple[float, float, int] | None = None
     for tau in sorted(grid, reverse=True):
         hits = sum(any(step.skip_score >= tau for step in group) for group in groups)
         bound = upper_bound(hits, n, delta) if n else 1.0
         if bound > alpha:
             break
-        withheld = [step for step in steps if step.wanted and step.skip_score >= tau]
-        passed = Threshold(
-            tau=tau,
-            bound=bound,
-            n_needed=n,
-            n_false_skips=hits,
-            n_withheld=len(withheld),
-            n_measured=len(steps),
-        )
-    return passed
+        passed = (tau, bound, hits)
+    if passed is None:
+        return None
+    tau, bound, hits = passed
+    counts: dict[Label, tuple[int, int]] = {}
+    for decision in SKIPS:
+        if decision in decisions:
+            n_withheld = sum(s.wanted and s.decision == decision and s.skip_score >= tau for s in steps)
+            n_false = sum(any(s.decision == decision and s.skip_score >= tau for s in group) for group in groups)
+            counts[decision] = (n_withheld, n_false)
+    return Threshold(
+        tau=tau,
+        bound=bound,
+        n_needed=n,
+        n_false_skips=hits,
+        n_withheld=sum(n_withheld for n_withheld, _ in counts.values()),
+        n_measured=len(steps),
+        decisions=counts,
+    )
+
+
+def choose_by_kind(
+    steps: Sequence[Step], *, fit_steps: Sequence[Step] = (), alpha: float = ALPHA, delta: float = DELTA
+) -> dict[StepKind, Threshold | None]:
+    """``choose`` for first and for later steps apart.
+
+    fit_steps: steps of the fit split, scored by layers that never saw their group; they say which decisions are tried.
+    Without them all are.
+    """
+    found: dict[StepKind, Threshold | None] = {}
+    kinds: tuple[StepKind, StepKind] = ("first", "later")
+    for kind in kinds:
+        seen = [step for step in fit_steps if step.kind == kind]
+        tried = promising(seen, alpha) if seen else SKIPS
+        own = [step for step in steps if step.kind == kind]
+        found[kind] = choose(own, alpha=alpha, delta=delta, decisions=tried) if tried else None
+    return found
+
+
+def promising(steps: Sequence[Step], alpha: float = ALPHA) -> tuple[Label, ...]:
+    """The decisions that together withhold most of what is not needed, at an observed rate of at most alpha.
+
+    steps: of the fit split, never of the one that the thresholds are proven on. Empty when none withholds anything.
+    """
+    best: tuple[Label, ...] = ()
+    most = 0
+    for size in range(1, len(SKIPS) + 1):
+        for tried in itertools.combinations(SKIPS, size):
+            own = [step if step.decision in tried else msgspec.structs.replace(step, wanted=False) for step in steps]
+            tau = smallest_observed(own, alpha)
+            if tau is None:
+                continue
+            n_right = sum(step.wanted and not step.needed and step.skip_score >= tau for step in own)
+            if n_right > most:  # of equals the smaller set: it has less to prove
+                best, most = tried, n_right
+    return best
 
 
 def smallest_observed(steps: Sequence[Step], alpha: float = ALPHA, grid: Sequence[float] = GRID) -> float | None:
@@ -120,13 +185,13 @@ def smallest_observed(steps: Sequence[Step], alpha: float = ALPHA, grid: Sequenc
     return min(safe, default=None)
 
 
-def _groups(steps: Sequence[Step]) -> list[list[Step]]:
+def _groups(steps: Sequence[Step], decisions: Collection[Label]) -> list[list[Step]]:
     """Needed steps by group; within a group only those that the gate would withhold can go wrong."""
     groups: dict[str, list[Step]] = {}
     for index, step in enumerate(steps):
         if step.needed:
             group = groups.setdefault(step.group or f"#{index}", [])
-            if step.wanted:
+            if step.wanted and step.decision in decisions:
                 group.append(step)
     return list(groups.values())
 

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
 import msgspec
 
 from whetherman_edge.errors import ProfileError
+from whetherman_edge.gate.verdict import STEP_KINDS, Label, StepKind
+from whetherman_edge.profiles.risk import Threshold, upper_bound
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # A profile with 64 features is 4 KB; anything near this is no profile.
 FILE_BYTES_MAX = 1 << 20
 
 InterventionMode = Literal["auto", "note", "none", "strip", "prefill", "prune"]
+
+# More probes than anybody runs; the bound's arithmetic is linear in them.
+N_MEASURED_MAX = 100_000
+# The stated bound is a number that was written and read; it is recomputed from the counts all the same.
+_BOUND_TOLERANCE = 1e-4
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -61,26 +68,77 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sigmoid(logit / self.temperature)
 
 
+class ByKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A threshold for each kind of step (``gate.verdict.StepKind``); None: never."""
+
+    first: float | None = None
+    later: float | None = None
+
+
 class Tau(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="upper"):
-    """Least 1 - p(need) at which a decision is made; None: never."""
+    """Least 1 - p(need) at which a decision is made: a number for both kinds of step, or one for each; None: never."""
 
-    answer: float | None = None
-    ask: float | None = None
-    decline: float | None = None
+    answer: float | ByKind | None = None
+    ask: float | ByKind | None = None
+    decline: float | ByKind | None = None
+
+    def at(self, label: Label, kind: StepKind) -> float | None:
+        """The threshold of a decision other than ACT on a step of that kind."""
+        value = self.answer if label == "ANSWER" else self.ask if label == "ASK" else self.decline
+        return getattr(value, kind) if isinstance(value, ByKind) else value
 
 
-class Risk(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was proven: with probability 1 - delta, at most alpha of the withheld calls were needed.
+class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One decision's part of a Proof: steps withheld by it, and needed ones among them (by group, as in the Proof)."""
 
-    Counts of the calibration set: measured requests, those the thresholds would withhold, and how many of these needed
-    the call (false skips).
+    n_withheld: int
+    n_false_skips: int
+
+
+class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Counts of the calibration split for one kind of step, and the bound that follows from them.
+
+    ``n_measured``: steps. ``n_needed``: independent ones (groups) on which this agent fails without its call;
+    ``n_false_skips``: those of them that the thresholds withhold, by any decision; ``n_withheld``: steps withheld.
+    ``bound``: upper Clopper-Pearson bound of n_false_skips in n_needed at the risk's delta. ``decisions``: the
+    decisions that the thresholds allow on this kind of step; the claim is about all of them together.
+    """
+
+    n_measured: int
+    n_needed: int
+    n_false_skips: int
+    n_withheld: int
+    bound: float
+    decisions: dict[Label, Counted]
+
+
+class Risk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What was proven: with confidence 1 - delta, at most alpha of this agent's needed steps of a kind are withheld.
+
+    ``first``, ``later``: the proof for that kind of step. The plain form states counts for both kinds at once
+    (``n_measured``, ``n_withheld``, ``n_false_skips``, and best ``n_needed``) in place of them.
     """
 
     alpha: float
     delta: float
-    n_measured: int
-    n_withheld: int
-    n_false_skips: int
+    n_measured: int | None = None
+    n_withheld: int | None = None
+    n_false_skips: int | None = None
+    n_needed: int | None = None
+    first: Proof | None = None
+    later: Proof | None = None
+
+    @property
+    def plain(self) -> bool:
+        """True for the form with one set of counts."""
+        return self.n_measured is not None or self.n_withheld is not None or self.n_false_skips is not None
+
+    def covers(self, label: Label, kind: StepKind) -> bool:
+        """True when these counts speak about that decision on that kind of step."""
+        if self.plain:
+            return True
+        proof: Proof | None = getattr(self, kind)
+        return proof is not None and label in proof.decisions
 
 
 class InterventionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +146,13 @@ class InterventionChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     mode: InterventionMode = "auto"
     wording: str = ""
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What every schema version has."""
+
+    schema: int
+    version: str = ""
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,8 +179,41 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     @property
     def calibrated(self) -> bool:
         """True when this profile has proven that it may intervene, and in at least one way."""
-        taus = (self.tau.answer, self.tau.ask, self.tau.decline)
-        return self.risk is not None and any(tau is not None for tau in taus)
+        return self.risk is not None and any(tau is not None for _, _, tau in taus(self.tau))
+
+
+def proven(thresholds: Mapping[StepKind, Threshold | None], *, alpha: float, delta: float) -> tuple[Tau, Risk | None]:
+    """The ``tau`` and ``risk`` of a profile, from ``risk.choose_by_kind``; (Tau(), None) where nothing was proven.
+
+    A decision that withheld no step at its threshold is left out: nothing shows that it is of use.
+    """
+    tau: dict[str, dict[str, float]] = {}
+    proofs: dict[StepKind, Proof] = {}
+    for kind, found in thresholds.items():
+        used = {} if found is None else {label: n for label, n in found.decisions.items() if n[0]}
+        if found is None or not used:
+            continue
+        for label in used:
+            tau.setdefault(label.lower(), {})[kind] = found.tau
+        proofs[kind] = Proof(
+            n_measured=found.n_measured,
+            n_needed=found.n_needed,
+            n_false_skips=found.n_false_skips,
+            n_withheld=found.n_withheld,
+            bound=found.bound,
+            decisions={label: Counted(*counts) for label, counts in used.items()},
+        )
+    if not proofs:
+        return Tau(), None
+    values = {label: ByKind(**by_kind) for label, by_kind in tau.items()}
+    return Tau(**values), Risk(alpha, delta, first=proofs.get("first"), later=proofs.get("later"))
+
+
+def taus(tau: Tau) -> Iterator[tuple[Label, StepKind, float | None]]:
+    """Every decision and kind of step with its threshold."""
+    for label in ("ANSWER", "ASK", "DECLINE"):
+        for kind in STEP_KINDS:
+            yield label, kind, tau.at(label, kind)
 
 
 _decode = msgspec.json.Decoder(Profile).decode
@@ -137,11 +235,29 @@ def parse_profile(data: bytes, name: str) -> Profile:
     try:
         profile = _decode(data)
     except msgspec.ValidationError as exc:
+        _refuse_old(data, name)
         raise ProfileError(f"profile {name!r}: {exc}; correct the file or calibrate again") from exc
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ProfileError(f"profile {name!r}: expected a JSON object, {exc}; copy the file again") from exc
     validate(profile, name)
     return profile
+
+
+def _refuse_old(data: bytes, name: str) -> None:
+    """Raise ProfileError for a file of another schema version: which of its keys are wrong is then beside the point."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except msgspec.ValidationError:
+        return
+    if head.schema != SCHEMA_VERSION:
+        raise ProfileError(f"profile {name!r}: {_other_schema(head.schema, head.version)}")
+
+
+def _other_schema(schema: int, version: str) -> str:
+    return (
+        f"schema: expected {SCHEMA_VERSION}, got {schema}; made by Whetherman Edge {version or '(no version)'}, "
+        "calibrate again with this one"
+    )
 
 
 def serialize_profile(profile: Profile) -> bytes:
@@ -178,18 +294,20 @@ def _problems(profile: Profile) -> list[str]:
     """All that is wrong, the most basic first."""
     found: list[str] = []
     if profile.schema != SCHEMA_VERSION:
-        found.append(
-            f"schema: expected {SCHEMA_VERSION}, got {profile.schema}; made by Whetherman Edge {profile.version}, "
-            "calibrate again with this one"
-        )
+        found.append(_other_schema(profile.schema, profile.version))
     if not _SHA256.fullmatch(profile.engine.sha256):
         found.append("engine.sha256: expected 64 lower-case hex digits; calibrate again")
     found += _layer_problems(profile.layer)
-    for key, value in (("ANSWER", profile.tau.answer), ("ASK", profile.tau.ask), ("DECLINE", profile.tau.decline)):
+    for label, kind, value in taus(profile.tau):
         if value is not None and not 0.0 <= value <= 1.0:
-            found.append(f"tau.{key}: expected a number in 0..1 or null (never), got {value:g}")
+            found.append(f"tau.{label}, {kind} steps: expected a number in 0..1 or null (never), got {value:g}")
     if profile.risk is not None:
         found += _risk_problems(profile.risk)
+        found += [
+            f"risk.{kind}.decisions: expected the counts of {label}, which tau allows; calibrate again"
+            for label, kind, value in taus(profile.tau)
+            if value is not None and not profile.risk.covers(label, kind)
+        ]
     found += [
         f"payoff.{key}: expected a finite number, got {value}"
         for key, value in profile.payoff.items()
@@ -232,16 +350,71 @@ def _risk_problems(risk: Risk) -> list[str]:
         for key, value in (("alpha", risk.alpha), ("delta", risk.delta))
         if not 0.0 < value < 1.0
     ]
-    if not 0 <= risk.n_false_skips <= risk.n_withheld <= risk.n_measured:
-        found.append(
-            "risk: expected 0 <= n_false_skips <= n_withheld <= n_measured, got "
-            f"{risk.n_false_skips}, {risk.n_withheld}, {risk.n_measured}"
-        )
-    elif risk.n_measured == 0:
-        found.append("risk.n_measured: expected measurements, got 0; write null for a profile without any")
-    elif risk.n_false_skips > risk.alpha * risk.n_withheld:
-        found.append(
-            f"risk: {risk.n_false_skips} false skips of {risk.n_withheld} withheld are more than alpha {risk.alpha:g}; "
-            "write null for risk, or calibrate again"
-        )
+    if found:
+        return found
+    if risk.plain:
+        if risk.first is not None or risk.later is not None:
+            return ["risk: expected counts for first and later steps, or one set for both, got both; calibrate again"]
+        return _plain_problems(risk)
+    if risk.first is None and risk.later is None:
+        return ["risk: expected counts, got none; write null for a profile without any"]
+    for kind in STEP_KINDS:
+        proof: Proof | None = getattr(risk, kind)
+        if proof is not None:
+            found += _proof_problems(f"risk.{kind}", proof, risk)
     return found
+
+
+def _proof_problems(key: str, proof: Proof, risk: Risk) -> list[str]:
+    """Counts that cannot be, or that do not prove what the risk claims."""
+    n_needed, n_false = proof.n_needed, proof.n_false_skips
+    if not (0 <= n_false <= n_needed <= proof.n_measured and n_false <= proof.n_withheld <= proof.n_measured):
+        counts = f"{n_false}, {n_needed}, {proof.n_measured}, and {proof.n_withheld} withheld"
+        expected = "0 <= n_false_skips <= n_needed <= n_measured and n_false_skips <= n_withheld <= n_measured"
+        return [f"{key}: expected {expected}, got {counts}; calibrate again"]
+    if proof.n_measured > N_MEASURED_MAX:
+        return [f"{key}.n_measured: expected at most {N_MEASURED_MAX}, got {proof.n_measured}"]
+    parts = proof.decisions.values()
+    if "ACT" in proof.decisions or any(not 0 <= part.n_false_skips <= part.n_withheld for part in parts):
+        return [f"{key}.decisions: expected ANSWER, ASK or DECLINE, 0 <= n_false_skips <= n_withheld; calibrate again"]
+    n_parts = sum(part.n_false_skips for part in parts)
+    most = max((part.n_false_skips for part in parts), default=0)
+    if sum(part.n_withheld for part in parts) != proof.n_withheld or not most <= n_false <= n_parts:
+        return [f"{key}.decisions: expected counts that add up to those of {key}; calibrate again"]
+    bound = upper_bound(n_false, n_needed, risk.delta)
+    if bound > risk.alpha:
+        return [_unproven(key, n_false, n_needed, bound, risk)]
+    if not abs(proof.bound - bound) <= _BOUND_TOLERANCE:
+        return [f"{key}.bound: expected {bound:.5f}, which follows from the counts, got {proof.bound:g}"]
+    return []
+
+
+def _plain_problems(risk: Risk) -> list[str]:
+    """The same for the plain form. Without ``n_needed`` the most is assumed that the other counts leave room for."""
+    n_measured, n_withheld, n_false = risk.n_measured, risk.n_withheld, risk.n_false_skips
+    if n_measured is None or n_withheld is None or n_false is None:
+        return ["risk: expected n_measured, n_withheld and n_false_skips; calibrate again"]
+    if not 0 <= n_false <= n_withheld <= n_measured:
+        return [
+            f"risk: expected 0 <= n_false_skips <= n_withheld <= n_measured, got {n_false}, {n_withheld}, {n_measured}"
+        ]
+    if n_measured == 0:
+        return ["risk.n_measured: expected measurements, got 0; write null for a profile without any"]
+    if n_measured > N_MEASURED_MAX:
+        return [f"risk.n_measured: expected at most {N_MEASURED_MAX}, got {n_measured}"]
+    n_most = n_measured - n_withheld + n_false
+    n_needed = n_most if risk.n_needed is None else risk.n_needed
+    if not n_false <= n_needed <= n_most:
+        return [f"risk.n_needed: expected {n_false} to {n_most} by the other counts, got {n_needed}"]
+    if risk.n_needed is None and n_false > risk.alpha * n_withheld:
+        claimed = f"{n_false} false skips of {n_withheld} withheld are more than alpha {risk.alpha:g}"
+        return [f"risk: {claimed}; write null for risk, or calibrate again"]
+    bound = upper_bound(n_false, n_needed, risk.delta)
+    return [_unproven("risk", n_false, n_needed, bound, risk)] if bound > risk.alpha else []
+
+
+def _unproven(key: str, n_false: int, n_needed: int, bound: float, risk: Risk) -> str:
+    return (
+        f"{key}: {n_false} false skips of {n_needed} needed steps prove at most {bound:.1%} with confidence "
+        f"{1 - risk.delta:.0%}, the claim is {risk.alpha:.1%}; calibrate again"
+    )
