@@ -147,7 +147,7 @@ def _run_serve(parsed: argparse.Namespace) -> int:
     from whetherman_edge import daemon
     from whetherman_edge.config import load_config
 
-    daemon.run(load_config(config_flags(parsed), path=parsed.config))
+    daemon.run(lambda: load_config(config_flags(parsed), path=parsed.config))
     return 0
 
 

@@ -19,7 +19,7 @@ from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.profiles.schema import Profile, Tau
 from whetherman_edge.profiles.store import ProfileStore
-from whetherman_edge.proxy.breaker import Breaker
+from whetherman_edge.proxy.breaker import FAILURES_MAX, Breaker
 from whetherman_edge.proxy.gating import Gating, Judge
 from whetherman_edge.proxy.learned import Learned
 from whetherman_edge.proxy.sessions import Sessions
@@ -73,24 +73,32 @@ class Gate:
         self.learned = Learned("unknown" if config.upstream_kind == "auto" else config.upstream_kind)
         self._tools = ToolCache()
         self._profiles = ProfileStore(check=engine.fits if engine is not None else None)
-        self._deadline_s = config.gate_deadline_ms / 1e3 if deadline else math.inf
+        self._sessions = Sessions()
+        self._breaker = Breaker(FAILURES_MAX, time.monotonic)
+        self._has_deadline = deadline
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Rule by these settings from now on: requests that began stay with the old ones, what was learned stays."""
+        self._deadline_s = config.gate_deadline_ms / 1e3 if self._has_deadline else math.inf
         settings = PolicySettings(
-            fused_names=judge.fused_names,
-            default_tau=judge.default_tau,
-            fallback_tau=engine.fallback_tau if isinstance(engine, StagedEngine) else None,
+            fused_names=self.judge.fused_names,
+            default_tau=self.judge.default_tau,
+            fallback_tau=self.engine.fallback_tau if isinstance(self.engine, StagedEngine) else None,
             force=config.force,
             loop_guard=config.loop_guard,
         )
         self.gating = Gating(
             config,
-            judge=judge,
+            judge=self.judge,
             tools=self._tools,
             settings=settings,
             profiles=self._profiles,
             learned=self.learned,
-            sessions=Sessions(),
-            counters=counters,
-            deadline_s=self._deadline_s if deadline else None,
+            sessions=self._sessions,
+            counters=self._counters,
+            deadline_s=self._deadline_s if self._has_deadline else None,
+            breaker=self._breaker,
         )
 
     def view(self, body: bytes) -> ChatView:
@@ -103,16 +111,16 @@ class Gate:
         return verdict if isinstance(verdict, Verdict) else await verdict
 
     def check_profiles(self, config: Config) -> None:
-        """Look at the configured profiles before the first request does.
+        """Read the configured profiles, before the first request does or once more for a reload.
 
         Raises ProfileNotFound or ProfileError for ``profile``; those of ``[agents]`` get a warning each, because one
         agent's broken file must not keep the others from being served.
         """
         if config.profile:
-            self._profiles.load(config.profile)
+            self._profiles.reload(config.profile)
         for name in sorted(set(config.agents.values())):
             try:
-                self._profiles.load(name)
+                self._profiles.reload(name)
             except (ProfileNotFound, ProfileError) as exc:
                 log.warning("event=profile_unusable name=%s detail=%r", name, str(exc))
 
@@ -182,7 +190,7 @@ def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> G
         static = StaticEngine(router)
         engine: Engine = static
         if config.engine != "static":
-            breaker = Breaker(config.breaker_failures, time.monotonic) if deadline else None
+            breaker = Breaker(FAILURES_MAX, time.monotonic) if deadline else None
             engine = open_engine(
                 config.engine,
                 static,

@@ -25,6 +25,7 @@ UpstreamKind = Literal["auto", "openai", "ollama", "llamacpp", "vllm", "lmstudio
 InterventionMode = Literal["auto", "note", "none", "strip", "prefill", "prune"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LedgerMode = Literal["on", "text", "off"]
+DeveloperRole = Literal["developer", "system"]
 
 ENV_PREFIX = "WHETHERMAN_"
 SECRET_KEYS = frozenset({"api_key", "upstream_api_key"})
@@ -37,7 +38,6 @@ _DeadlineMs = Annotated[int, msgspec.Meta(ge=1, le=GATE_DEADLINE_MS_MAX)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1024, le=1 << 31)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 _Threads = Annotated[int, msgspec.Meta(ge=0, le=64)]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,12 +70,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backbone_threads: _Threads = 0
     gate_body_bytes_max: _Bytes = 8 << 20
     body_bytes_max: _Bytes = 64 << 20
-    connect_timeout_s: _Seconds = 10.0
     idle_timeout_s: _Seconds = 0.0
     drain_timeout_s: _Seconds = 10.0
-    breaker_failures: _Count = 5
     decision_socket: str = ""
     prefer_upstream_systemone: bool = False
+    strip_unsupported: bool = False
+    map_developer: DeveloperRole = "developer"
     log_level: LogLevel = "info"
     ledger: LedgerMode = "on"
 
@@ -111,15 +111,20 @@ DOCS: dict[str, str] = {
     "backbone_threads": "threads of the backbone; 0: one a core, at most 4",
     "gate_body_bytes_max": "larger bodies are relayed ungated",
     "body_bytes_max": "larger bodies on gated paths are refused with 413",
-    "connect_timeout_s": "time to reach the upstream; there is no read timeout",
     "idle_timeout_s": "longest silence accepted from the upstream; 0: any",
     "drain_timeout_s": "time that running requests get after SIGTERM",
-    "breaker_failures": "gate failures in a row that open the circuit breaker",
     "decision_socket": "unix:PATH of the framed msgpack decision socket",
     "prefer_upstream_systemone": "relay /v1/systemone when the upstream serves it itself",
+    "strip_unsupported": "ask once more without the tools when the model server says that its model takes none",
+    "map_developer": "system: messages of the role developer go out as system, for templates without that role",
     "log_level": "debug, info, warning or error",
     "ledger": "record decisions on this machine: on (no text of a prompt), text (its first 300 characters too), or off",
 }
+
+# What a running daemon cannot change: sockets are bound, and engine and backbone are loaded, once.
+FIXED = ("host", "port", "listen", "decision_socket", "engine", "backbone_threads")
+# These hold too, unless both the old and the new upstream are addresses: what finds or runs a server does so at start.
+_FIXED_WITHOUT_ADDRESS = ("upstream", "upstream_kind")
 
 _FIELDS: dict[str, Any] = {field.name: field for field in msgspec.structs.fields(Config)}
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -148,6 +153,20 @@ class Loaded(msgspec.Struct, frozen=True):
             }
             for key, value in values.items()
         }
+
+
+def merged(running: Config, read: Config) -> tuple[Config, tuple[str, ...], tuple[str, ...]]:
+    """What a reload makes of a running daemon's settings and those just read.
+
+    Returns the settings that hold from now on, the keys whose value changed, and those whose new value needs a restart.
+    """
+    found = running.upstream not in ("", "embedded") and read.upstream not in ("", "embedded")
+    fixed = FIXED if found else FIXED + _FIXED_WITHOUT_ADDRESS
+    differing = [key for key in _FIELDS if getattr(running, key) != getattr(read, key)]
+    waiting = tuple(key for key in differing if key in fixed)
+    changed = tuple(key for key in differing if key not in fixed)
+    settings = msgspec.structs.replace(running, **{key: getattr(read, key) for key in changed})
+    return settings, changed, waiting
 
 
 def default_config_path() -> Path:

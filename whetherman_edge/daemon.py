@@ -11,22 +11,24 @@ import contextlib
 import functools
 import gc
 import logging
+import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypedDict
 
 import uvloop
 
 from whetherman_edge import __version__, composition
 from whetherman_edge.composition import Gate
-from whetherman_edge.config import Config, Loaded
+from whetherman_edge.config import Config, Loaded, merged
 from whetherman_edge.dialects.registry import PATHS
-from whetherman_edge.errors import UsageError
+from whetherman_edge.errors import UsageError, WhethermanError
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.ledger.live import LiveLedger
 from whetherman_edge.proxy import decide, models
-from whetherman_edge.proxy.app import App
+from whetherman_edge.proxy.app import App, Handler
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.guard import Guard, check_bind
@@ -53,18 +55,25 @@ KIND_PAUSE_FIRST_S = 2.0
 KIND_PAUSE_MAX_S = 600.0
 
 
-def run(loaded: Loaded) -> None:
-    """Serve until SIGTERM or SIGINT. Raises UsageError and EnvironmentFault leaves when it cannot start."""
+def run(read: Callable[[], Loaded]) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the settings again.
+
+    ``read``: reads all sources of settings. Raises UsageError and EnvironmentFault leaves when it cannot start.
+    """
+    loaded = read()
     logs.configure(loaded.config.log_level)
     notifier, passed = take_notifier(), take_listeners()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(loaded, notifier, passed))
+        runner.run(_serve(loaded, read, notifier, passed))
 
 
-async def _serve(loaded: Loaded, notifier: Notifier, passed: Sequence[socket.socket]) -> None:
-    stop = asyncio.Event()
+async def _serve(
+    loaded: Loaded, read: Callable[[], Loaded], notifier: Notifier, passed: Sequence[socket.socket]
+) -> None:
+    stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     starting = asyncio.current_task()
+    terminal = next((fd for fd in (0, 1, 2) if os.isatty(fd)), None)
 
     def end() -> None:
         notifier.send("STOPPING=1")
@@ -72,22 +81,46 @@ async def _serve(loaded: Loaded, notifier: Notifier, passed: Sequence[socket.soc
         if starting is not None:  # a download or a model that loads would otherwise be waited for
             starting.cancel()
 
+    def hang_up() -> None:
+        if terminal is not None and not os.isatty(terminal):  # our terminal was closed: that is what HUP once meant
+            end()
+        else:
+            reload.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
     try:
-        async with running(loaded, passed) as urls:
+        async with _started(loaded, passed) as daemon:
             starting = None
             gc.collect()
             gc.freeze()  # what was made at start stays; collections need not walk it again and again
             gc.set_threshold(GC_THRESHOLD)
             async with notifier.beating():
-                notifier.send("READY=1", f"STATUS=listening on {', '.join(urls)}")
+                notifier.send("READY=1", daemon.status)
+                reloading = asyncio.create_task(_reload_on(reload, daemon, read, notifier), name="reload")
                 await stop.wait()
+                reloading.cancel()
             log.info("event=draining")
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
         log.info("event=stopped_while_starting")
+
+
+async def _reload_on(asked: asyncio.Event, daemon: Daemon, read: Callable[[], Loaded], notifier: Notifier) -> None:
+    """Reload whenever it is asked for; what cannot be used costs one log line, and the old settings stay."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        try:
+            daemon.reload((await asyncio.to_thread(read)).config)
+        except WhethermanError as exc:
+            log.error("event=reload_refused detail=%r hint=the_old_settings_stay", str(exc))
+        except Exception as exc:
+            log.error("event=reload_refused hint=the_old_settings_stay", exc_info=exc)
+        notifier.send("READY=1", daemon.status)
 
 
 @contextlib.asynccontextmanager
@@ -96,6 +129,12 @@ async def running(loaded: Loaded, passed: Sequence[socket.socket] = ()) -> Async
 
     ``passed``: listening sockets of the service manager; they take the place of our own, and stay when we end.
     """
+    async with _started(loaded, passed) as daemon:
+        yield daemon.urls
+
+
+@contextlib.asynccontextmanager
+async def _started(loaded: Loaded, passed: Sequence[socket.socket]) -> AsyncIterator[Daemon]:
     config = loaded.config
     listeners = _passed(config, passed) if passed else _listeners(loaded)
     decision_listener = None
@@ -106,30 +145,21 @@ async def running(loaded: Loaded, passed: Sequence[socket.socket] = ()) -> Async
         gate = composition.open_gate(config, counters)
         if gate.fault:
             log.error("event=gate_missing detail=%r", gate.fault)
-        if config.force is not None:
-            log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", config.force)
         gate.check_profiles(config)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, gate.close)
             gate.start()
             target = await _target(config, gate, stack)
-            upstream = Upstream(
-                target, connect_timeout_s=config.connect_timeout_s, idle_timeout_s=config.idle_timeout_s
-            )
-            stack.callback(upstream.close)
             ledger = LiveLedger(config.ledger != "off", counters)
             stack.push_async_callback(asyncio.to_thread, ledger.close)
-            app = _app(config, upstream, gate, counters, ledger)
+            daemon = Daemon(config, target, gate, counters, ledger, listeners)
+            stack.callback(daemon.close)
             await _decision_socket(decision_listener, gate, stack)
             gate.warm_up()
-            async with _accepting(app, listeners, config.drain_timeout_s):
-                urls = [_url(listener) for listener in listeners]
-                log.info("event=listening urls=%s upstream=%s", ",".join(urls), target.url)
-                if not await upstream.reachable(1.0):
-                    log.warning(
-                        "event=upstream_unreachable upstream=%s hint=requests_get_502_until_it_is_up", target.url
-                    )
-                yield urls
+            async with _accepting(daemon, listeners):
+                log.info("event=listening urls=%s upstream=%s", ",".join(daemon.urls), target.url)
+                await daemon.warn_unreachable()
+                yield daemon
     finally:
         for listener in (*listeners, decision_listener):
             if listener is not None:
@@ -138,6 +168,88 @@ async def running(loaded: Loaded, passed: Sequence[socket.socket] = ()) -> Async
             unlink_unix(config.listen.removeprefix("unix:"))
         if decision_listener is not None:
             unlink_unix(config.decision_socket.removeprefix("unix:"))
+
+
+class Daemon:
+    """What serves, and what of it a reload can change.
+
+    ``config``: the settings in force. ``app``: the front door, the same for life. ``urls``: where it listens.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        target: Target,
+        gate: Gate,
+        counters: Counters,
+        ledger: LiveLedger,
+        listeners: Sequence[socket.socket],
+    ) -> None:
+        self.config = config
+        self.urls = [_url(listener) for listener in listeners]
+        self._listeners = listeners
+        self._gate = gate
+        self._counters = counters
+        self._ledger = ledger
+        self._asking: asyncio.Task[None] | None = None
+        self._connect(target)
+        self.app = App(counters=counters, **_handlers(config, self._upstream, gate, counters, ledger))
+        self._announce()
+
+    @property
+    def status(self) -> str:
+        """For the service manager."""
+        return f"STATUS=listening on {', '.join(self.urls)}"
+
+    def reload(self, read: Config) -> None:
+        """Go on with new settings; requests that are being served keep the old ones.
+
+        Raises ConfigError, ProfileNotFound or ProfileError, and then nothing has changed.
+        """
+        config, changed, waiting = merged(self.config, read)
+        for listener in self._listeners:
+            if listener.family != socket.AF_UNIX:
+                check_bind(listener.getsockname()[0], config.api_key)
+        moved = not {"upstream", "upstream_kind"}.isdisjoint(changed)
+        target = Target.parse(config.upstream) if moved else self._upstream.target
+        self._gate.check_profiles(config)
+        self.config = config
+        logs.configure(config.log_level)
+        if moved:
+            self._gate.learned.start_anew("unknown" if config.upstream_kind == "auto" else config.upstream_kind)
+        if moved or "idle_timeout_s" in changed:
+            self.close()
+            self._connect(target)
+        self._gate.configure(config)
+        self._ledger.recording = config.ledger != "off"
+        self.app.serve_with(**_handlers(config, self._upstream, self._gate, self._counters, self._ledger))
+        log.info("event=reloaded changed=%s", ",".join(changed) or "nothing")
+        if waiting:
+            log.warning("event=reload_needs_restart keys=%s hint=their_old_values_stay_until_then", ",".join(waiting))
+        self._announce()
+
+    async def warn_unreachable(self) -> None:
+        """Look whether the upstream is there; the first request would find out too late."""
+        if not await self._upstream.reachable(1.0):
+            url = self._upstream.target.url
+            log.warning("event=upstream_unreachable upstream=%s hint=requests_get_502_until_it_is_up", url)
+
+    def close(self) -> None:
+        """Close idle connections to the upstream, and stop asking what it is."""
+        self._upstream.close()
+        if self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _connect(self, target: Target) -> None:
+        """The kind of an upstream that the user named is found out beside, not before, serving."""
+        self._upstream = Upstream(target, idle_timeout_s=self.config.idle_timeout_s)
+        if self.config.upstream not in ("", "embedded") and self.config.upstream_kind == "auto":
+            self._asking = asyncio.create_task(_learn_kind(target.url, self._gate), name="upstream-kind")
+
+    def _announce(self) -> None:
+        if self.config.force is not None:
+            log.warning("event=forced decision=%s hint=for_tests_of_the_wiring_only", self.config.force)
 
 
 def _listeners(loaded: Loaded) -> list[socket.socket]:
@@ -170,7 +282,7 @@ def _passed(config: Config, passed: Sequence[socket.socket]) -> list[socket.sock
 
 
 async def _target(config: Config, gate: Gate, stack: contextlib.AsyncExitStack) -> Target:
-    """Where the model server is. The kind of one that the user named is found out beside, not before, serving.
+    """Where the model server is.
 
     What looks for model servers and runs one is imported when it is needed: it brings an HTTP client, a downloader and
     three megabytes.
@@ -181,11 +293,7 @@ async def _target(config: Config, gate: Gate, stack: contextlib.AsyncExitStack) 
         server = await model_server.resolve(config.upstream, config.upstream_kind, stack)
         gate.learned.kind = server.kind
         return Target.parse(server.url)
-    target = Target.parse(config.upstream)
-    if config.upstream_kind == "auto":
-        asking = asyncio.create_task(_learn_kind(config.upstream, gate), name="upstream-kind")
-        stack.callback(asking.cancel)
-    return target
+    return Target.parse(config.upstream)
 
 
 async def _learn_kind(url: str, gate: Gate) -> None:
@@ -221,7 +329,16 @@ async def _decision_socket(listener: socket.socket | None, gate: Gate, stack: co
     stack.push_async_callback(server.stop)
 
 
-def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters, ledger: LiveLedger) -> App:
+class _Handlers(TypedDict):
+    """What App serves with."""
+
+    guard: Guard
+    own: dict[tuple[str, str], Handler]
+    gated: dict[str, Handler]
+    relay: Handler
+
+
+def _handlers(config: Config, upstream: Upstream, gate: Gate, counters: Counters, ledger: LiveLedger) -> _Handlers:
     exchange = Exchange(
         upstream,
         counters,
@@ -249,9 +366,8 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters, led
         allowed_hosts=config.allowed_hosts,
         allowed_origins=config.allowed_origins,
     )
-    return App(
+    return _Handlers(
         guard=guard,
-        counters=counters,
         own={
             ("GET", "/livez"): health.livez,
             ("GET", "/readyz"): health.readyz,
@@ -268,8 +384,9 @@ def _app(config: Config, upstream: Upstream, gate: Gate, counters: Counters, led
 
 
 @contextlib.asynccontextmanager
-async def _accepting(app: App, listeners: list[socket.socket], drain_timeout_s: float) -> AsyncIterator[None]:
+async def _accepting(daemon: Daemon, listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
     """Accept connections inside the block; drain after it."""
+    app = daemon.app
     loop = asyncio.get_running_loop()
     server = HttpServer(
         app.handle,
@@ -293,7 +410,7 @@ async def _accepting(app: App, listeners: list[socket.socket], drain_timeout_s: 
             accepting.close()
         app.draining = True
         server.pre_shutdown()
-        await app.drained(drain_timeout_s)
+        await app.drained(daemon.config.drain_timeout_s)
         await server.shutdown(0.1)
 
 

@@ -113,6 +113,26 @@ def test_a_profile_is_read_again_when_its_file_changes(folders: tuple[Path, Path
     assert profiles.load("a").version == "changed"
 
 
+def test_a_profile_whose_file_breaks_stays_as_it_was_read(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    profiles = ProfileStore(folders)
+    path = profiles.save("a", GOOD)
+    first = profiles.load("a")
+    path.write_bytes(b"{")
+    os.utime(path, ns=(1, 1))
+    assert [profiles.load("a") for _ in range(3)] == [first] * 3
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["event=profile_refused"]
+    with pytest.raises(ProfileError):
+        profiles.reload("a")
+    path.write_bytes(serialize_profile(profile_of(version="mended")))
+    os.utime(path, ns=(2, 2))
+    assert profiles.load("a").version == "mended"
+    path.unlink()
+    with pytest.raises(ProfileNotFound):
+        profiles.load("a")
+
+
 @pytest.fixture
 def command(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(store, "default_dirs", lambda: folders)
@@ -186,5 +206,5 @@ def test_the_verb_says_what_is_wrong(command: object, tmp_path: Path) -> None:
         command("show", "absent")
     bad = tmp_path / "bad.json"
     bad.write_text('{"schema": 1}')
-    with pytest.raises(ProfileError, match="agent"):
+    with pytest.raises(ProfileError, match="calibrate again"):
         command("import", str(bad))

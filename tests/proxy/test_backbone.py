@@ -10,6 +10,7 @@ from tests.fakes.backbone import FakeWorker, Opens, last_for, write_artifact
 from tests.fakes.chats import CHAT, metric, said
 from tests.fakes.client import once, post
 from tests.profiles.samples import profile_of
+from whetherman_edge import composition
 from whetherman_edge import engine as engines
 from whetherman_edge.backbone import stage as stages
 from whetherman_edge.engine import Router, StaticEngine
@@ -56,9 +57,12 @@ async def test_the_backbone_decides_and_is_counted(upstream, serve, worker):
     assert worker.stopped.is_set()
 
 
-async def test_a_wedged_backbone_costs_some_requests_their_deadline_and_then_nothing(upstream, serve, worker):
+async def test_a_wedged_backbone_costs_some_requests_their_deadline_and_then_nothing(
+    upstream, serve, worker, monkeypatch
+):
+    monkeypatch.setattr(composition, "FAILURES_MAX", 1)
     worker.mode = "hang"
-    async with serve(engine="gemma", gate_deadline_ms=600, breaker_failures=1) as url:
+    async with serve(engine="gemma", gate_deadline_ms=600) as url:
         await ready(url)
         answers = [await post(url, CHAT) for _ in range(4)]
         assert await metric(url, 'backbone_requests_total{outcome="late"}') == 1

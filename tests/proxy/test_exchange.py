@@ -22,6 +22,7 @@ from tests.fakes.upstream import (
     text_stream,
     tool_call,
 )
+from whetherman_edge import composition
 from whetherman_edge.service.logs import LineFormatter
 
 # --- ACT and every bypass: the client's own bytes -------------------------------------------------------------------
@@ -209,11 +210,12 @@ async def test_an_unknown_profile_by_header_passes_with_its_reason(upstream, ser
     [("hang", "gate_timeout"), ("raise", "gate_error"), ("invalid", "gate_error"), ("missing", "model_missing")],
 )
 async def test_o01_o02_a_gate_that_fails_passes_the_bytes_with_its_own_reason(
-    upstream, serve, judge, mode, reason, caplog
+    upstream, serve, judge, mode, reason, caplog, monkeypatch
 ):
     caplog.set_level("DEBUG", logger="whetherman_edge")
+    monkeypatch.setattr(composition, "FAILURES_MAX", 2)
     judge.mode = mode
-    async with serve(gate_deadline_ms=100, breaker_failures=2) as url:
+    async with serve(gate_deadline_ms=100) as url:
         answers = [await post(url, CHAT) for _ in range(3)]
         assert await metric(url, "gate_failures_total") == 2
     assert [said(answer) for answer in answers] == [("ACT", "no", reason)] * 2 + [("ACT", "no", "breaker_open")]

@@ -223,6 +223,7 @@ def test_o04_the_hardening_is_there(scope):
     text = packaged()[f"{scope}/whetherman-edge.service"]
     wanted = ["Type=notify", "WatchdogSec=", "NoNewPrivileges=yes", "MemoryDenyWriteExecute=yes", "SystemCallFilter="]
     wanted += ["RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6", "RestartPreventExitStatus=2"]
+    wanted += ["ExecReload=/bin/kill -HUP $MAINPID"]
     if scope == "system":
         wanted += ["ProtectSystem=strict", "ProtectHome=yes", "StateDirectory=whetherman", "CacheDirectory=whetherman"]
         wanted += ["IPAddressDeny=any", "IPAddressAllow=localhost", "DynamicUser=yes"]

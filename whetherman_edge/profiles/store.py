@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import logging
 import os
 import re
 import tempfile
@@ -20,6 +21,8 @@ import platformdirs
 
 from whetherman_edge.errors import ProfileError, ProfileNotFound, UsageError
 from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile, parse_profile
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_+@-]|\.(?!\.))*")
 _NAME_CHARS_MAX = 64
@@ -58,7 +61,7 @@ class ProfileStore:
     def __init__(self, dirs: Sequence[Path] | None = None, check: Check | None = None) -> None:
         self._dirs = tuple(dirs) if dirs is not None else default_dirs()
         self._check = check
-        self._parsed: dict[Path, tuple[int, int, Profile]] = {}
+        self._parsed: dict[Path, tuple[tuple[int, int], Profile]] = {}
 
     @property
     def writable_dir(self) -> Path:
@@ -66,19 +69,38 @@ class ProfileStore:
         return self._dirs[0]
 
     def load(self, name: str) -> Profile:
-        """The profile of that name.  Raises ProfileNotFound, and ProfileError for a file that cannot be used."""
+        """The profile of that name.  Raises ProfileNotFound, and ProfileError for a file that cannot be used.
+
+        A file that was good and is broken now is refused, once and in the log; the profile read before stays in use.
+        """
         path = self.find(name)
         try:
-            stat = path.stat()
-            kept = self._parsed.get(path)
-            if kept is not None and kept[:2] == (stat.st_mtime_ns, stat.st_size):
-                return kept[2]
+            stamp = _stamp(path)
+        except OSError as exc:
+            raise _unreadable(name, path, exc) from exc
+        kept = self._parsed.get(path)
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
+        try:
+            return self.reload(name)
+        except ProfileError as exc:
+            if kept is None:
+                raise
+            log.warning("event=profile_refused name=%s detail=%r hint=the_one_read_before_stays", name, str(exc))
+            self._parsed[path] = (stamp, kept[1])
+            return kept[1]
+
+    def reload(self, name: str) -> Profile:
+        """The profile of that name as its file is now.  Raises ProfileNotFound, ProfileError; what was read stays."""
+        path = self.find(name)
+        try:
+            stamp = _stamp(path)
             profile = parse_profile(_read(path), name)
         except OSError as exc:
             raise _unreadable(name, path, exc) from exc
         if self._check is not None:
             self._check(profile, name)
-        self._parsed[path] = (stat.st_mtime_ns, stat.st_size, profile)
+        self._parsed[path] = (stamp, profile)
         return profile
 
     def find(self, name: str) -> Path:
@@ -184,6 +206,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def _unreadable(name: str, path: Path, exc: OSError) -> ProfileError:
     return ProfileError(f"profile {name!r}: {path} cannot be read: {exc.strerror}; check its permissions")
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
 
 
 def _read(path: Path) -> bytes:

@@ -45,16 +45,27 @@ class App:
         gated: Mapping[str, Handler],
         relay: Handler,
     ) -> None:
-        self._guard = guard
         self._counters = counters
-        self._own = dict(own)
-        self._own_paths = frozenset(path for _, path in own)
-        self._gated = dict(gated)
-        self._relay = relay
+        self.serve_with(guard=guard, own=own, gated=gated, relay=relay)
         self.active = 0
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def serve_with(
+        self,
+        *,
+        guard: Guard,
+        own: Mapping[tuple[str, str], Handler],
+        gated: Mapping[str, Handler],
+        relay: Handler,
+    ) -> None:
+        """Serve requests by these handlers from now on; those being served keep theirs."""
+        self._guard = guard
+        self._own = dict(own)
+        self._own_paths = frozenset(path for _, path in own)
+        self._gated = dict(gated)
+        self._relay = relay
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no request is being served; False when ``timeout_s`` passed first."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 # Long enough that a stuck gate taxes one request in hundreds, short enough that a person sees it come back.
 COOLDOWN_S = 5.0
+# One slow moment of the machine fails a few requests in a row; a gate that fails five times will fail the sixth.
+FAILURES_MAX = 5
 
 
 class Breaker:

@@ -33,7 +33,7 @@ from whetherman_edge.gate.verdict import Decision, Mode, Verdict
 from whetherman_edge.gate.wordings import DEFAULT_WORDING
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.profiles.schema import Profile, Tau
-from whetherman_edge.proxy.breaker import Breaker
+from whetherman_edge.proxy.breaker import FAILURES_MAX, Breaker
 from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.learned import Learned
 from whetherman_edge.proxy.sessions import Sessions
@@ -165,6 +165,7 @@ class Gating:
         counters: Counters,
         deadline_s: float | None,
         clock: Callable[[], float] = time.monotonic,
+        breaker: Breaker | None = None,
     ) -> None:
         self._config = config
         self._judge = judge
@@ -175,7 +176,7 @@ class Gating:
         self._sessions = sessions
         self._counters = counters
         self._clock = clock
-        self._breaker = Breaker(config.breaker_failures, clock)
+        self._breaker = Breaker(FAILURES_MAX, clock) if breaker is None else breaker
         self._deadline_s = deadline_s
 
     async def rule(self, headers: Mapping[str, str], body: bytes, dialect: Dialect = OPENAI_CHAT) -> Ruling:

@@ -21,6 +21,11 @@ class Learned:
         self.kind = kind
         self._refused: OrderedDict[str, frozenset[InterventionMode]] = OrderedDict()
 
+    def start_anew(self, kind: str) -> None:
+        """Another upstream: nothing is known of it but, perhaps, its kind."""
+        self.kind = kind
+        self._refused.clear()
+
     def capability(self, model: str, dialect: str = "openai_chat") -> Capability:
         """The kind's capability in this dialect, less what this model's server refused."""
         capability = capability_of(self.kind, dialect)

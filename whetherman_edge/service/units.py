@@ -53,6 +53,8 @@ _RUN = """\
 Type=notify
 NotifyAccess=main
 ExecStart={python} -m whetherman_edge serve --config {config}
+# Settings and profiles are read again; sockets and running requests stay (`systemctl reload`).
+ExecReload=/bin/kill -HUP $MAINPID
 # Weights that have to be fetched first (--upstream embedded) take minutes.
 TimeoutStartSec=15min
 TimeoutStopSec=30s
