@@ -20,6 +20,7 @@ BENCHMARKS: tuple[tuple[str, str], ...] = (
     ("bfcl", "decisions on BFCL v4 (test sets)"),
     ("when2call", "decisions on When2Call (test set)"),
     ("when2tool", "decisions on When2Tool's tasks"),
+    ("ab", "an agent on whole tasks, under each gate and under none"),
 )
 
 
