@@ -68,7 +68,7 @@ def _run(parsed: argparse.Namespace) -> int:
         gate.start()
         fault = gate.await_backbone()
         if fault and config.engine == "gemma":
-            sys.stderr.write(f"whetherman-edge: the static stage decides alone: {fault}\n")
+            raise EnvironmentFault(f"the engine gemma was asked for: {fault}; --engine auto decides without it")
         gate.warm_up()
         with _input(parsed.file) as source, _output(parsed.out) as sink, asyncio.Runner() as runner:
             if parsed.jsonl:

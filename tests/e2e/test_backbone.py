@@ -128,13 +128,15 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_without_llama_cpp_decide_and_route_go_on_and_doctor_says_so(tmp_path):
+def test_without_llama_cpp_what_asks_for_it_says_so_and_the_rest_goes_on(tmp_path):
     body, tools = tmp_path / "chat.json", tmp_path / "tools.json"
     body.write_text(json.dumps(CHAT))
     tools.write_text(json.dumps({"get_weather": "Current weather.", "send_mail": "Send an e-mail."}))
-    decided = run("decide", str(body), "--engine", "gemma", code=BLOCKED)
+    refused = run("decide", str(body), "--engine", "gemma", code=BLOCKED)
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert "llama-cpp-python" in refused.stderr
+    decided = run("decide", str(body), "--engine", "auto", code=BLOCKED)
     assert (decided.returncode, json.loads(decided.stdout)["engine"]) == (0, "static")
-    assert "llama-cpp-python" in decided.stderr
     routed = run("route", "rain in Oslo?", "--tools", str(tools), "--engine", "gemma", code=BLOCKED)
     assert (routed.returncode, json.loads(routed.stdout)["choice"]) == (0, "get_weather")
     assert "static router answers" in routed.stderr

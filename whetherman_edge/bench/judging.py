@@ -46,8 +46,8 @@ def judge(items: Sequence[Mapping[str, Any]], engine: str | None) -> tuple[list[
     with contextlib.closing(gate):
         gate.start()
         fault = gate.await_backbone()
-        if fault and engine == "gemma":
-            raise EnvironmentFault(fault)
+        if fault and config.engine == "gemma":
+            raise EnvironmentFault(f"the engine gemma was asked for: {fault}")
         with asyncio.Runner() as runner:
             for number, item in enumerate(items, 1):
                 body = json.dumps(item["request"]).encode()
