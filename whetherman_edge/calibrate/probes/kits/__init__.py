@@ -18,5 +18,3 @@ from .services import Feeds, Home, Payments
 _ALL: Final = (Calculation, Calendar, Corpus, Database, Feeds, Home, Mail, Payments, Repository, Tickets)
 KITS: Final[dict[str, type[Kit]]] = {kit.name: kit for kit in _ALL}
 TOOLS: Final[dict[str, Tool]] = {tool.name: tool for kit in KITS.values() for tool in kit.tools}
-PURE: Final[frozenset[str]] = frozenset({"run_python", "run_tests"})
-"""Tools that take long and change nothing: recorded calls of these are not made again when a world opens."""
