@@ -28,6 +28,7 @@ VERBS: tuple[tuple[str, str, str], ...] = (
     ("serve", "whetherman_edge.cli", "run the sidecar"),
     ("decide", "whetherman_edge.cli_decide", "what the gate makes of one request, or of a file of them"),
     ("route", "whetherman_edge.router.cli", "which tool fits a query"),
+    ("calibrate", "whetherman_edge.calibrate.cli", "measure one agent and write its profile"),
     ("profile", "whetherman_edge.profiles.cli", "profiles: list, show, import, export"),
     ("model", "whetherman_edge.backbone.cli", "weights on this machine: list, install, verify, path"),
     ("bench", "whetherman_edge.bench.cli", "measure: latency, router, proxy, …"),

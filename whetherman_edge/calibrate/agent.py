@@ -63,6 +63,7 @@ class AgentClient:
 
     ``endpoint``: the server's root or its ``/v1``. ``temperature``: sent with every request that names no other.
     ``max_tokens``: of one reply. ``timeout_s``: of one reply, None for no limit. ``pause``: how a retry waits.
+    ``on_reply``: told of every reply that is returned; what it raises ends the call.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class AgentClient:
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.n_retried = 0
+        self.on_reply: Callable[[Reply], None] = lambda _reply: None
         self._retries = retries
         self._pause = pause
         self._rng = rng or random.Random()  # jitter, no secret
@@ -144,6 +146,7 @@ class AgentClient:
         while True:
             reply, wait_s = await self._once(body, offered, headers or {})
             if wait_s is None or tries >= self._retries:
+                self.on_reply(reply)
                 return reply
             tries += 1
             self.n_retried += 1

@@ -20,7 +20,7 @@ _STARTS_MAX = 64
 _NAME_KEYS = ("name", "function", "tool", "tool_name", "function_name", "action")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "params", "input", "tool_input", "action_input", "tool_args")
 _FUNCTION_TAG = re.compile(r"<function(?:=|\s+name=[\"']?)([\w.\-]+)[\"']?\s*>?\s*(\{.*?\})?\s*</function>", re.DOTALL)
-_PYTHON = re.compile(r"(?:^|[\s`(\[=])([A-Za-z_]\w*)\(", re.MULTILINE)
+_PYTHON = re.compile(r"(?<![\w.])([A-Za-z_]\w*)\(")
 _REACT = re.compile(r"Action\s*:\s*[`\"']?([\w.\-]+)[`\"']?\s*\n\s*Action Input\s*:\s*", re.IGNORECASE)
 
 

@@ -1,0 +1,150 @@
+"""Which probe to run next when time is short. Pure.
+
+What a profile stands or falls with are needed steps of the calibration split: the bound wants about 45 of them for each
+kind of step. So they come first, one kind before the other when the budget cannot pay for both; the fit, which leans on
+the shared gate, and the easy kinds, which show what a skip is worth, get a share all along. Generators whose tasks this
+agent cannot solve are put off, since a step that is lost either way proves nothing. Nothing here looks at the gate's
+scores: the proof would not survive that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from whetherman_edge.calibrate.labels import Label, Outcome, label, next_arm
+from whetherman_edge.calibrate.probe import Kind, Probe, Split
+from whetherman_edge.profiles.risk import ALPHA, DELTA, needed_for
+
+BARREN_AFTER: Final = 3
+"""Probes of one generator that are lost, with none needed, before the rest of it is put off."""
+_SPARE: Final = 5
+_WEIGHTS: Final[Mapping[tuple[str, str], float]] = {
+    ("calibrate", "need"): 5.0,
+    ("fit", "need"): 1.5,
+    ("fit", "free"): 1.5,
+    ("calibrate", "free"): 1.0,
+    ("fit", "depends"): 0.6,
+    ("calibrate", "depends"): 0.6,
+    ("fit", "manner"): 0.3,
+    ("calibrate", "manner"): 0.3,
+}
+
+
+class Item(msgspec.Struct, frozen=True):
+    """A probe of the pack, its split and its digest."""
+
+    probe: Probe
+    split: Split
+    sha: str
+
+
+class Stratum(msgspec.Struct, frozen=True):
+    """Probes that are alike for the plan. ``want``: "need", "free", "depends" or "manner"."""
+
+    split: Split
+    kind: Kind
+    want: str
+
+
+class Plan:
+    """Chooses the next probe. ``items``: the probes of the fit and calibrate splits."""
+
+    def __init__(self, items: Sequence[Item], *, alpha: float = ALPHA, delta: float = DELTA) -> None:
+        self.items = {item.probe.id: item for item in items}
+        self._strata: dict[Stratum, list[Item]] = {}
+        for item in items:
+            self._strata.setdefault(stratum(item), []).append(item)
+        for members in self._strata.values():
+            members[:] = _spread(members)
+        self.needed_target = needed_for(alpha, delta) + _SPARE
+        self.focus: Kind | None = None
+
+    def next(self, outcomes: Mapping[str, Outcome], busy: Mapping[str, object], *, thorough: bool) -> Item | None:
+        """The probe to go on with, or None when all are decided. busy: ids that a worker is at."""
+        barren = self._barren(outcomes)
+        needed = self.n_needed(outcomes)
+        for put_off in (False, True):
+            best: tuple[float, Item] | None = None
+            for which, members in self._strata.items():
+                weight = self._weight(which, needed)
+                if weight <= 0.0 and not put_off:
+                    continue
+                started, candidate = 0, None
+                for item in members:
+                    found = outcomes.get(item.probe.id, Outcome())
+                    begun = bool(found.with_tools or found.without) or item.probe.id in busy
+                    started += begun
+                    if item.probe.id in busy or (item.probe.generator in barren and not put_off):
+                        continue
+                    if next_arm(found, item.probe.expect, thorough=thorough) is None:
+                        continue
+                    if begun:
+                        return item  # finish what is begun: its prompt is still in the server's cache
+                    candidate = candidate or item
+                if candidate is not None:
+                    rank = (started + 0.5) / max(weight, 0.01)
+                    if best is None or rank < best[0]:
+                        best = (rank, candidate)
+            if best is not None:
+                return best[1]
+        return None
+
+    def n_needed(self, outcomes: Mapping[str, Outcome]) -> dict[Kind, int]:
+        """Independent needed steps found so far in the calibration split, by kind."""
+        groups: dict[Kind, set[str]] = {"first": set(), "later": set()}
+        for name, found in outcomes.items():
+            item = self.items.get(name)
+            if item is not None and item.split == "calibrate" and label(found).proof:
+                groups[item.probe.kind].add(item.probe.group)
+        return {kind: len(members) for kind, members in groups.items()}
+
+    def n_open(self, outcomes: Mapping[str, Outcome], *, thorough: bool) -> int:
+        """Probes that are not decided."""
+        nothing = Outcome()
+        return sum(
+            next_arm(outcomes.get(name, nothing), item.probe.expect, thorough=thorough) is not None
+            for name, item in self.items.items()
+        )
+
+    def _weight(self, which: Stratum, needed: Mapping[Kind, int]) -> float:
+        weight = _WEIGHTS[which.split, which.want]
+        if which.split != "calibrate" or which.want != "need":
+            return weight
+        if needed[which.kind] >= self.needed_target:
+            return 0.5
+        if self.focus is not None and which.kind != self.focus and needed[self.focus] < self.needed_target:
+            return 0.0
+        return weight
+
+    def _barren(self, outcomes: Mapping[str, Outcome]) -> set[str]:
+        lost: dict[str, int] = {}
+        fruitful: set[str] = set()
+        for name, found in outcomes.items():
+            item = self.items.get(name)
+            if item is None:
+                continue
+            state: Label = label(found)
+            if state.state == "lost":
+                lost[item.probe.generator] = lost.get(item.probe.generator, 0) + 1
+            elif state.state != "open":
+                fruitful.add(item.probe.generator)
+        return {name for name, n in lost.items() if n >= BARREN_AFTER and name not in fruitful}
+
+
+def stratum(item: Item) -> Stratum:
+    """Where a probe belongs."""
+    want = {"ACT": "need", "ANSWER": "free", "": "depends"}.get(item.probe.expect, "manner")
+    return Stratum(item.split, item.probe.kind, want)
+
+
+def _spread(members: Sequence[Item]) -> list[Item]:
+    """Easy ones first, and among equals one of each generator in turn."""
+    place: dict[str, int] = {}
+    ranked: list[tuple[int, int, str, Item]] = []
+    for item in sorted(members, key=lambda item: (item.probe.difficulty, item.probe.hops, item.probe.id)):
+        turn = place[item.probe.generator] = place.get(item.probe.generator, 0) + 1
+        ranked.append((turn, item.probe.difficulty, item.probe.id, item))
+    return [item for *_, item in sorted(ranked, key=lambda entry: entry[:3])]
