@@ -22,6 +22,7 @@ from whetherman_edge.proxy.gating import Gating, Pending, Ruling
 from whetherman_edge.proxy.persuasion import Answer, Persuasion
 from whetherman_edge.proxy.recording import Recorder
 from whetherman_edge.proxy.relay import BodyStream, Reply, forwardable, read_body, relay
+from whetherman_edge.proxy.repairs import EDITED, Repairs
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, Upstream, UpstreamResponse
 
@@ -57,11 +58,16 @@ class Exchange:
         api_key: str = "",
         upstream_api_key: str = "",
         recorder: Recorder | None = None,
+        strip_unsupported: bool = False,
+        map_developer: bool = False,
     ) -> None:
         self._upstream = upstream
         self._counters = counters
         self._gating = gating
         self._persuasion = Persuasion(self.send, gating, counters)
+        self._repairs = Repairs(
+            self.send, gating, counters, strip_unsupported=strip_unsupported, map_developer=map_developer
+        )
         self._gate_body_bytes_max = min(gate_body_bytes_max, body_bytes_max)
         self._body_bytes_max = body_bytes_max
         self._api_key = api_key
@@ -74,6 +80,7 @@ class Exchange:
         body = await self._receive(request)  # bytes, or what is too large for the gate, as a stream
         if not isinstance(body, bytes):
             return await self._large(request, reply, body, dialect, started_s)
+        body = self._repairs.roles(request, body, dialect)  # the same bytes, unless map_developer is on
         begun = self._gating.begin(request.headers, body, dialect)  # view, judge, decide, plan
         if isinstance(begun, Pending) and not begun.may_apply:
             return await self._alongside(request, reply, body, begun, dialect, started_s)
@@ -81,6 +88,7 @@ class Exchange:
         sent, ruling = self._gating.edit(body, ruling)  # the body itself, unless the ruling is applied
         try:
             answer = await self._persuasion.ask(request, body, sent, ruling, dialect)  # send; again if a call leaked
+            answer = await self._repairs.without_tools(request, answer, dialect)  # only with strip_unsupported
         except UpstreamMissing as exc:
             reply.extra += ruling.headers()
             return await self.fault(reply, exc)
@@ -104,11 +112,15 @@ class Exchange:
             raise
         try:
             answer = Answer(response, await judging, dialect=dialect)
+            answer = await self._repairs.without_tools(request, answer, dialect)
+        except UpstreamMissing as exc:
+            reply.extra += (await judging).headers()
+            return await self.fault(reply, exc)
         except BaseException:
             response.abort()
             raise
         reply.extra += answer.ruling.headers()
-        fault = await self._pass_on(response, reply, answer.held, answer.tally)
+        fault = await self._pass_on(answer.response, reply, answer.held, answer.tally)
         self._conclude(answer, reply, fault, started_s)
         return reply
 
@@ -140,6 +152,7 @@ class Exchange:
         """
         length = len(body) if isinstance(body, bytes) else None
         headers = forwardable(request.raw_headers, length, self._api_key)
+        edited = edited or EDITED in request
         if not encoded or edited:
             dropped = _ENCODED * (not encoded) + _EDITED * edited
             headers = [(name, value) for name, value in headers if name.lower() not in dropped]

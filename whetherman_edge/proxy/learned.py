@@ -20,11 +20,13 @@ class Learned:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._refused: OrderedDict[str, frozenset[InterventionMode]] = OrderedDict()
+        self._toolless: OrderedDict[str, None] = OrderedDict()
 
     def start_anew(self, kind: str) -> None:
         """Another upstream: nothing is known of it but, perhaps, its kind."""
         self.kind = kind
         self._refused.clear()
+        self._toolless.clear()
 
     def capability(self, model: str, dialect: str = "openai_chat") -> Capability:
         """The kind's capability in this dialect, less what this model's server refused."""
@@ -49,3 +51,13 @@ class Learned:
         self._refused[model] = self._refused.pop(model, frozenset()) | {mode}
         if len(self._refused) > MODELS_MAX:
             self._refused.popitem(last=False)
+
+    def takes_no_tools(self, model: str) -> bool:
+        """Whether this model's server refused tools as such (field case C11)."""
+        return model in self._toolless
+
+    def refused_tools(self, model: str) -> None:
+        """Remember that it did."""
+        self._toolless[model] = None
+        if len(self._toolless) > MODELS_MAX:
+            self._toolless.popitem(last=False)

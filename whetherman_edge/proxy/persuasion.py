@@ -72,6 +72,8 @@ class Persuasion:
         plan = ruling.plan
         if plan is None:
             return Answer(await self._send(request, body), ruling, dialect=dialect)
+        if ruling.decision.reason == "tools_unsupported":  # not steered: with its tools it would be refused
+            return Answer(await self._send(request, sent, edited=True), ruling, dialect=dialect)
         steered = plan.withholds or bool(plan.sentence)
         response = await self._send(request, sent, encoded=not steered, edited=True)
         if response.status >= 400 and response.status not in _NOT_ABOUT_THE_EDIT:

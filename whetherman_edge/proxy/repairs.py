@@ -1,0 +1,94 @@
+"""Two changes for servers that take less than their clients send. Both are off unless the user turns them on.
+
+``strip_unsupported``: a model that takes no tools answers with an error as soon as some are sent (field case C11); the
+request goes out once more without them, and later ones for that model do so at once. ``map_developer``: the role
+developer goes out as system (R12).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from aiohttp.web_request import BaseRequest
+
+from whetherman_edge.dialects.developer import developer_as_system
+from whetherman_edge.dialects.dialect import Dialect
+from whetherman_edge.dialects.system_one import Refusal
+from whetherman_edge.errors import ViewError
+from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.proxy.gating import Gating
+from whetherman_edge.proxy.inflate import inflate
+from whetherman_edge.proxy.persuasion import Answer, Send
+
+log = logging.getLogger(__name__)
+
+# Set on a request whose body is not the client's own any more, so that no header of it speaks of another one.
+EDITED = "whetherman.edited"
+# An error is a sentence; what is longer is not read to its end.
+ERROR_BYTES_MAX = 64 << 10
+# In the words of Ollama; of llama.cpp's server without --jinja; of OpenRouter; of Groq.
+_NO_TOOLS = (
+    b"does not support tools",
+    b"tools param requires --jinja",
+    b"no endpoints found that support tool use",
+    b"`tool calling` is not supported with this model",
+)
+
+
+class Repairs:
+    """``strip_unsupported``, ``map_developer``: what the user turned on."""
+
+    def __init__(
+        self, send: Send, gating: Gating, counters: Counters, *, strip_unsupported: bool, map_developer: bool
+    ) -> None:
+        self._send = send
+        self._gating = gating
+        self._counters = counters
+        self._strip_unsupported = strip_unsupported
+        self._map_developer = map_developer
+
+    def roles(self, request: BaseRequest, body: bytes, dialect: Dialect) -> bytes:
+        """The body that takes the client's place; a compressed or odd one, and a subscription's, stays as it is."""
+        if not self._map_developer or request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            return body
+        if dialect.untouchable is not None and dialect.untouchable(request.headers):
+            return body
+        try:
+            mapped = developer_as_system(body)
+        except ViewError:
+            return body
+        if mapped is not body:
+            request[EDITED] = True
+            self._counters.add("roles_mapped_total")
+        return mapped
+
+    async def without_tools(self, request: BaseRequest, answer: Answer, dialect: Dialect) -> Answer:
+        """The answer, or that to the same request without its tools, when the server said that it takes none.
+
+        Raises UpstreamMissing; UpstreamReset when the error breaks off.
+        """
+        response, ruling = answer.response, answer.ruling
+        if not self._strip_unsupported or response.status < 400 or answer.held or ruling.applied or not ruling.plain:
+            return answer
+        try:
+            answer.held, whole = await response.read(ERROR_BYTES_MAX)
+            if not whole or not _refuses_tools(answer.held, response.header(b"content-encoding") or b""):
+                return answer
+            sent, bare = self._gating.without_tools(ruling)
+            if not bare.applied:
+                return answer
+            response.release()
+            self._counters.add("resent_total", (("cause", "tools_unsupported"),))
+            log.warning("event=tools_unsupported hint=requests_for_this_model_go_out_without_tools")
+            return Answer(await self._send(request, sent, edited=True), bare, dialect=dialect)
+        except BaseException:
+            response.abort()
+            raise
+
+
+def _refuses_tools(error: bytes, coding: bytes) -> bool:
+    try:
+        plain = inflate(error, coding.decode("latin-1"), ERROR_BYTES_MAX).lower()
+    except Refusal:
+        return False
+    return any(words in plain for words in _NO_TOOLS)
