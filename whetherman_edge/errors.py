@@ -14,6 +14,7 @@
     │       └── UpstreamReset it answered no longer: the connection ended inside a request or response
     ├── FrameError            bytes on the decision socket that are no frames (service.frames)
     └── ViewError             a chat body cannot be viewed or edited; the proxy relays it untouched
+        └── OverLimit         it has more turns, calls, tools or members than the gate reads
 
 Messages say what was expected, what came (elided), and the fix.
 """
@@ -77,3 +78,7 @@ class UpstreamReset(UpstreamMissing):
 
 class ViewError(WhethermanError):
     """A chat body cannot be viewed or spliced. Never reaches the client: the proxy relays the original bytes."""
+
+
+class OverLimit(ViewError):
+    """A chat body has more of something than the gate reads while the event loop waits."""

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from whetherman_edge.dialects import edit
-from whetherman_edge.dialects.chat import ChatView, Intervention, Message, OpenCalls, Role, ToolCall
+from whetherman_edge.dialects.chat import (
+    TURNS_MAX,
+    ChatView,
+    Intervention,
+    Message,
+    OpenCalls,
+    Role,
+    ToolCall,
+    refuse_many,
+)
 from whetherman_edge.dialects.json_spans import Span, elements, members, refuse_repeated_keys, split_members
 from whetherman_edge.dialects.openai_chat import canonical_arguments, read_tool_choice
 from whetherman_edge.dialects.splice import Splicer
@@ -160,9 +169,11 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> list[tuple[Message, Place]]:
     for index, turn in enumerate(_decode_turns(raw)):
         role = _ROLES.get(turn.role, "system") if isinstance(turn.role, str) else "user"
         if isinstance(turn.content, list):
+            refuse_many(len(turn.content), TURNS_MAX, "blocks in one message")
             found += _blocks(index, role, turn.content, waiting)
         else:
             found.append((Message(role, turn.content or ""), Place(index, _WHOLE)))
+        refuse_many(len(found), TURNS_MAX, "messages and results")
     return found
 
 

@@ -9,9 +9,16 @@ from typing import Literal
 
 import msgspec
 
+from whetherman_edge.errors import OverLimit
+
 Role = Literal["system", "user", "assistant", "tool"]
 ToolChoice = Literal["auto", "none", "required", "named"]
 InterventionMode = Literal["note", "none", "strip", "prefill", "prune"]
+
+# The body's size bounds texts, which cost little. Turns and calls cost 5 to 20 us each wherever a dialogue is walked,
+# and the event loop waits: 4,096 are some 50 ms, and ten times as many as a long day's dialogue has.
+TURNS_MAX = 4_096
+OPEN_CALLS_MAX = 1_024
 
 
 class Parameter(msgspec.Struct, frozen=True, gc=False):
@@ -142,8 +149,9 @@ class OpenCalls:
         return tuple(self._waiting)
 
     def offer(self, calls: tuple[ToolCall, ...]) -> None:
-        """An assistant turn made these calls."""
+        """An assistant turn made these calls. Raises OverLimit."""
         self._waiting.extend(calls)
+        refuse_many(len(self._waiting), OPEN_CALLS_MAX, "calls without a result")
 
     def take(self, call_id: str, tool_name: str = "") -> ToolCall | None:
         """The call that a result with this id (or, failing that, name, or place) answers; None when none waits."""
@@ -163,3 +171,9 @@ class OpenCalls:
                 if call.name == tool_name:
                     return waiting.pop(index)
         return waiting.pop(0)
+
+
+def refuse_many(n: int, n_max: int, what: str) -> None:
+    """Raise OverLimit when there are more than ``n_max``. ``what``: their name in the plural."""
+    if n > n_max:
+        raise OverLimit(f"expected at most {n_max:,} {what}, got {n:,}; the body is relayed as it came")

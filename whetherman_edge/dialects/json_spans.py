@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from whetherman_edge.errors import ViewError
+from whetherman_edge.errors import OverLimit, ViewError
+
+# Top-level keys of a chat body: the APIs have about 40.
+MEMBERS_MAX = 1_024
 
 _WS = rb"[ \t\n\r]*+"
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -96,12 +99,14 @@ def walk_members(body: bytes, span: Span, raw_values: dict[str, msgspec.Raw]) ->
 
 
 def refuse_repeated_keys(body: bytes, raw_values: dict[str, msgspec.Raw]) -> None:
-    """Raises ViewError when a key comes twice in the object that is the whole body.
+    """Raises ViewError when a key comes twice in the object that is the whole body, OverLimit for too many keys.
 
     The two usual spellings, no white space or one space behind each colon and comma, are settled by counting: the
     members and their punctuation fill the body exactly. Anything else is walked.
     """
     n_members = len(raw_values)
+    if n_members > MEMBERS_MAX:
+        raise OverLimit(f"expected at most {MEMBERS_MAX:,} keys, got {n_members:,}; the body is relayed as it came")
     n_bytes = 1 + 4 * n_members  # braces, and for each member two quotes, a colon and a comma, the last one's not
     for key, raw in raw_values.items():
         n_bytes += len(key) + memoryview(raw).nbytes

@@ -12,12 +12,25 @@ from typing import Any
 
 import msgspec
 
-from whetherman_edge.dialects.chat import ChatView, Message, OpenCalls, Role, ToolCall, ToolChoice
+from whetherman_edge.dialects.chat import (
+    OPEN_CALLS_MAX,
+    TURNS_MAX,
+    ChatView,
+    Message,
+    OpenCalls,
+    Role,
+    ToolCall,
+    ToolChoice,
+    refuse_many,
+)
 from whetherman_edge.dialects.dialogue_cache import BYTES_MAX, BYTES_MIN, DialogueCache, Turns, without_last
 from whetherman_edge.dialects.json_spans import refuse_repeated_keys, split_members
 from whetherman_edge.dialects.tool_cache import ToolCache, ToolSet, digest
 from whetherman_edge.dialects.tool_schema import parse_tools
 from whetherman_edge.errors import ViewError
+
+# Arguments beyond this (files that are written) are compared as they were spelled: one that is all keys costs a second.
+ARGUMENTS_BYTES_MAX = 64 << 10
 
 _NULL = msgspec.Raw(b"null")
 _Scalar = str | int | float | bool | None
@@ -180,7 +193,7 @@ def read_tool_choice(value: Any) -> tuple[ToolChoice, str]:
 def _dialogue(raw: bytes, cache: DialogueCache) -> tuple[tuple[Message, ...], bool]:
     """The turns of a messages array, and whether any carries reasoning; turns seen before are not read again.
 
-    Raises msgspec.DecodeError.
+    Raises msgspec.DecodeError, OverLimit.
     """
     known = cache.known(raw) if len(raw) >= BYTES_MIN else None
     parsed: list[_Message] = []
@@ -191,6 +204,7 @@ def _dialogue(raw: bytes, cache: DialogueCache) -> tuple[tuple[Message, ...], bo
         known, parsed = None, _decode_messages(raw)
     waiting = OpenCalls(known.waiting if known is not None else ())
     before, reasoned = (known.messages, known.reasoned) if known is not None else ((), False)
+    refuse_many(len(before) + len(parsed), TURNS_MAX, "messages")
     if len(parsed) > 1 and BYTES_MIN <= len(raw) <= BYTES_MAX:
         messages, has_reasoning = _messages(parsed[:-1], waiting)
         before, reasoned, parsed = before + messages, reasoned or has_reasoning, parsed[-1:]
@@ -256,6 +270,7 @@ def _parts(content: Any) -> tuple[str, int]:
 def _calls(turn: _Message) -> tuple[ToolCall, ...]:
     found: list[ToolCall] = []
     if isinstance(turn.tool_calls, list):
+        refuse_many(len(turn.tool_calls), OPEN_CALLS_MAX, "calls in one turn")
         for entry in turn.tool_calls:
             if not isinstance(entry, _Call):
                 continue
@@ -276,12 +291,17 @@ def _calls(turn: _Message) -> tuple[ToolCall, ...]:
 
 def canonical_arguments(raw: msgspec.Raw | bytes) -> str:
     """Arguments (a JSON string holding JSON, or an object) with sorted keys and no spaces; as they are otherwise."""
-    value = _decode_any(raw)
+    data = bytes(raw)
+    if len(data) > ARGUMENTS_BYTES_MAX and data[:1] != b'"':
+        return data.decode(errors="replace")
+    value = _decode_any(data)
     text = ""
     if isinstance(value, str):
         text = value
         if not text.strip():
             return "{}"
+        if len(text) > ARGUMENTS_BYTES_MAX:
+            return text
         try:
             value = _decode_any(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError):

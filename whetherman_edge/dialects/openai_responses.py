@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import msgspec
 
 from whetherman_edge.dialects import edit
-from whetherman_edge.dialects.chat import ChatView, Intervention, Message, OpenCalls, Role, ToolCall
+from whetherman_edge.dialects.chat import (
+    TURNS_MAX,
+    ChatView,
+    Intervention,
+    Message,
+    OpenCalls,
+    Role,
+    ToolCall,
+    refuse_many,
+)
 from whetherman_edge.dialects.json_spans import elements, members, refuse_repeated_keys, split_members
 from whetherman_edge.dialects.openai_chat import canonical_arguments, read_tool_choice
 from whetherman_edge.dialects.splice import Splicer
@@ -151,7 +160,9 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> tuple[list[tuple[Message, Place
     waiting = OpenCalls()
     partial = False
     open_calls = False  # the last turn is the assistant's and may take one more call
-    for index, item in enumerate(_decode_items(raw)):
+    items = _decode_items(raw)
+    refuse_many(len(items), TURNS_MAX, "input items")
+    for index, item in enumerate(items):
         kind = item.type if isinstance(item.type, str) else "message"
         if kind == "item_reference":
             partial = True

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from whetherman_edge.dialects.chat import Parameter, Tool
-from whetherman_edge.dialects.tool_cache import ToolCache, ToolSet, digest
+from whetherman_edge.dialects.chat import Parameter, Tool, refuse_many
+from whetherman_edge.dialects.tool_cache import TOOLS_MAX, ToolCache, ToolSet, digest
 from whetherman_edge.errors import ViewError
 
 # The gate scores a name, a first sentence and arguments; the longest descriptions of the 527 MCP tools of LiveMCPBench
@@ -27,7 +27,7 @@ _decode_raw_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 def parse_tools(raw: bytes | memoryview | msgspec.Raw, cache: ToolCache) -> ToolSet:
     """The tools array of a body, in its order, from the cache where these bytes were seen before.
 
-    raw: the JSON bytes of the array.  Raises ViewError when they are not an array.
+    raw: the JSON bytes of the array.  Raises ViewError when they are not an array, OverLimit.
     """
     raw = bytes(raw)
     recent = cache.recent(raw)
@@ -42,6 +42,7 @@ def parse_tools(raw: bytes | memoryview | msgspec.Raw, cache: ToolCache) -> Tool
         entries = _decode_raw_list(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ViewError(f"tools: expected an array, {exc}; the body is relayed as it came") from exc
+    refuse_many(len(entries), TOOLS_MAX, "tools")  # they would push each other out of the cache
     tools: list[Tool] = []
     n_other = 0
     for entry in entries:
