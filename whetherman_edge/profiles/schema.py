@@ -247,7 +247,7 @@ def _refuse_old(data: bytes, name: str) -> None:
     """Raise ProfileError for a file of another schema version: which of its keys are wrong is then beside the point."""
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except msgspec.ValidationError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # also one that is cut off behind its fault
         return
     if head.schema != SCHEMA_VERSION:
         raise ProfileError(f"profile {name!r}: {_other_schema(head.schema, head.version)}")
