@@ -203,8 +203,9 @@ class Gates:
         config = Config(
             port=0,
             upstream=self._hop.url,
-            profile=profile,
+            agents={setting.model: profile} if profile else {},  # named for it: also one of another agent's
             mode=mode,
+            **({"shadow_share": 0.0} if name == ORACLE else {}),
             gate_deadline_ms=setting.deadline_ms,
             ledger="off",
         )
