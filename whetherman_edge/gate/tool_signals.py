@@ -140,6 +140,7 @@ def _combine(key: bytes, tools: Sequence[ToolSignals], slate: Slate) -> ToolsetS
     rows = slate.rows[:n].astype(np.float32)
     lengths = slate.norms[:n].astype(np.float32)
     vectors: F32Matrix = np.divide(rows, np.where(lengths > 0, lengths, np.float32(1.0))[:, None], dtype=np.float32)
+    empty = [not length for length in lengths.tolist()]
     stems: Stems = {}
     name_stems: Stems = {}
     for tool in tools:
@@ -150,7 +151,7 @@ def _combine(key: bytes, tools: Sequence[ToolSignals], slate: Slate) -> ToolsetS
         tools=tuple(tools),
         index={tool.name: i for i, tool in enumerate(tools)},
         vectors=vectors,
-        embedded=tuple([Embedded(row, not row.any()) for row in vectors]),
+        embedded=tuple([Embedded(row, is_empty) for row, is_empty in zip(vectors, empty, strict=True)]),
         mean=Embedded(vectors.mean(axis=0), not vectors.any()),
         stems=stems,
         name_stems=name_stems,

@@ -58,9 +58,11 @@ class IdentityHead:
         self._norms: F64Vector = np.sqrt((wide * wide).sum(axis=1).astype(np.float64))
         self._rows_of = [np.flatnonzero(owner == k) for k in range(n)]
 
-    def recognise(self, card: ToolCard, description: I32Vector, kernels: Kernels) -> Identity | None:
-        """The known tool that ``card`` is, if any; ``description``: its pooled description, (dim,) int32."""
-        title = card.title
+    def recognise(self, card: ToolCard, title: str, description: I32Vector, kernels: Kernels) -> Identity | None:
+        """The known tool that ``card`` is, if any.
+
+        ``title``: the card's. ``description``: its pooled description, (dim,) int32.
+        """
         known, ramp = self._aliases.get(title), self._ramp
         if not card.description.strip():
             return None if known is None else Identity(known, 1.0)

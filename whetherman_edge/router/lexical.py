@@ -7,6 +7,7 @@ Everything happens on WordPiece ids: the artifact maps each id to a stem class (
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -29,20 +30,26 @@ class StemTable:
             raise fault(artifact.path, "stem section points outside the vocabulary")
         if not np.isfinite(self.idf).all():
             raise fault(artifact.path, "idf section is not finite")
-        self._pairs: dict[int, tuple[int, float]] = {}  # at most vocab_size entries, filled as tokens are met
+        self._pairs = _Pairs(self.stem, self.idf)
 
     def weights(self, token_ids: Iterable[int]) -> Stems:
         """Stem class -> weight of the content words among ``token_ids``, in order of first appearance."""
         pairs = self._pairs
-        found: Stems = {}
-        for token in token_ids:
-            pair = pairs.get(token)
-            if pair is None:
-                cls = int(self.stem[token])
-                pair = pairs[token] = (cls, float(self.idf[cls]))
-            if pair[1] > 0.0:
-                found[pair[0]] = pair[1]
-        return found
+        return dict([pair for token in token_ids if (pair := pairs[token])])
+
+
+class _Pairs(dict[int, tuple[int, float] | None]):
+    """Token to its stem class and weight, None where it is no content word; filled as tokens are met."""
+
+    def __init__(self, stem: npt.NDArray[np.int32], idf: npt.NDArray[np.float32]) -> None:
+        super().__init__()
+        self._stem, self._idf = stem, idf
+
+    def __missing__(self, token: int) -> tuple[int, float] | None:
+        cls = int(self._stem[token])
+        weight = float(self._idf[cls])
+        pair = self[token] = (cls, weight) if weight > 0.0 else None
+        return pair
 
 
 class Postings:
@@ -58,22 +65,28 @@ class Postings:
 
     def __init__(self, fields: Sequence[Sequence[Stems]], weights: Sequence[tuple[float, float, float]]) -> None:
         """``fields[f][t]``: stems of field ``f`` of tool ``t``. ``weights[f]``: (covered, own, floor)."""
-        self.n_tools = len(fields[0]) if fields else 0
-        gathered: dict[int, dict[int, list[float]]] = {}
+        self.n_tools = n = len(fields[0]) if fields else 0
+        places: list[npt.NDArray[np.int64]] = []
+        shares: list[F64Array] = []
         for tools, (covered, own, floor) in zip(fields, weights, strict=True):
-            for t, stems in enumerate(tools):
-                total = sum(stems.values()) + floor
-                for cls, weight in stems.items():
-                    cell = gathered.setdefault(cls, {}).setdefault(t, [0.0, 0.0])
-                    cell[0] += covered * weight
-                    cell[1] += own * weight / total
-        order = sorted(gathered)
-        cells = [gathered[cls] for cls in order]
+            sizes = [len(stems) for stems in tools]
+            size = sum(sizes)
+            classes = np.fromiter(chain.from_iterable(tools), np.int64, size)
+            weight = np.fromiter(chain.from_iterable([stems.values() for stems in tools]), np.float64, size)
+            total = np.array([sum(stems.values()) + floor for stems in tools], dtype=np.float64)
+            places.append(classes * n + np.repeat(np.arange(n), sizes))
+            shares.append(np.stack([covered * weight, own * weight / np.repeat(total, sizes)]))
+        cells, cell = np.unique(np.concatenate(places) if places else np.zeros(0, np.int64), return_inverse=True)
+        parts = np.concatenate(shares, axis=1) if shares else np.zeros((2, 0))
         # The index as arrays: cells [starts[i], starts[i + 1]) are those of stem class ``classes[i]``.
-        self.classes = np.array(order, dtype=np.int32)
-        self.starts = np.cumsum([0, *map(len, cells)], dtype=np.int32)
-        self.tools = np.array([t for cell in cells for t in cell], dtype=np.int32)
-        self.shares: F64Array = np.array([share for cell in cells for share in cell.values()], dtype=np.float64)
+        owner, at = np.divmod(cells, max(n, 1))
+        classes, first = np.unique(owner, return_index=True)
+        self.classes = classes.astype(np.int32)
+        self.starts = np.append(first, len(cells)).astype(np.int32)
+        self.tools = at.astype(np.int32)
+        # bincount adds in the order of the fields, as the sum above is written
+        both = [np.bincount(cell, part, len(cells)) for part in parts]
+        self.shares: F64Array = np.stack(both, axis=1)
         self._places: dict[int, tuple[npt.NDArray[np.intp], F64Array]] | None = None
 
     def _read_places(self) -> dict[int, tuple[npt.NDArray[np.intp], F64Array]]:

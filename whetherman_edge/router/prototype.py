@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -77,17 +78,26 @@ class Embedder:
     def prototypes(self, cards: Sequence[ToolCard]) -> list[Prototype]:
         """Embed tools; the arithmetic runs over all of them at once."""
         table, n = self.table, len(cards)
-        texts = [[card.title, card.description, " ".join(card.parameters)] for card in cards]
-        ids = [[table.token_list(text, FIELD_TOKENS_MAX) for text in fields] for fields in texts]
-        pooled = np.zeros((n, len(CHANNELS), table.dim), dtype=np.float64)
-        identities: list[Identity | None] = []
-        for t, card in enumerate(cards):
-            name, description, parameters = (self._pool(i) for i in ids[t])
-            identities.append(self.head.recognise(card, description, table.kernels) if self.head else None)
-            if not ids[t][1]:
-                description = name
-            pooled[t, 0] = self._name_share * name + description
-            pooled[t, 1], pooled[t, 2], pooled[t, 3] = description, name, parameters
+        titles = [card.title for card in cards]
+        texts = [
+            (title, card.description, " ".join(card.parameters)) for title, card in zip(titles, cards, strict=True)
+        ]
+        ids = [[table.token_list(text, FIELD_TOKENS_MAX) for text in parts] for parts in texts]
+        flat = np.zeros((len(FIELDS) * n, table.dim), dtype=np.int32)
+        pool = table.kernels.pool_i8_into
+        for sums, tokens in zip(flat, chain.from_iterable(ids), strict=True):
+            if tokens:
+                pool(table.rows, np.array(tokens, dtype=np.int32), sums)
+        fields = flat.reshape(n, len(FIELDS), table.dim)
+        identities = [
+            self.head.recognise(card, title, fields[t, 1], table.kernels) if self.head else None
+            for t, (card, title) in enumerate(zip(cards, titles, strict=True))
+        ]
+        pooled = np.empty((n, len(CHANNELS), table.dim), dtype=np.float64)
+        pooled[:, 1], pooled[:, 2], pooled[:, 3] = fields[:, 1], fields[:, 0], fields[:, 2]
+        undescribed = [t for t in range(n) if not ids[t][1]]  # a tool without a description is what its name says
+        pooled[undescribed, 1] = pooled[undescribed, 2]
+        pooled[:, 0] = self._name_share * pooled[:, 2] + pooled[:, 1]
         rows = to_int8(pooled)
         both = rows[:, 0].astype(np.float64)
         bias = (both @ self._bias) / np.maximum(np.sqrt((both * both).sum(axis=1)), 1e-9)
@@ -96,7 +106,7 @@ class Embedder:
                 name=card.name,
                 rows=rows[t].copy(),  # not a view: it would keep the whole batch alive
                 examples=self._examples(card),
-                stems=tuple(self.stems.weights(i) for i in ids[t]),
+                stems=tuple([self.stems.weights(i) for i in ids[t]]),
                 bias=float(bias[t]) + (self._has_parameters_bias if ids[t][2] else 0.0),
                 identity=identities[t],
             )

@@ -138,11 +138,12 @@ class RouterTable:
                 self._room = np.zeros(tokens_max, dtype=np.int32)
             count = self._pieces(text.encode(), *self._vocabulary, self._room)
             if count is not None:
-                return self._room[: min(count, tokens_max)].tolist()  # type: ignore[no-any-return]
+                ids: list[int] = self._room.data[: min(count, tokens_max)].tolist()
+                return ids
         chunks = chunks_of(text)
         if chunks is None:
             return self._library_ids(text)[:tokens_max]
-        ids: list[int] = []
+        ids = []
         known = self._chunks
         for chunk in chunks:
             found = known.get(chunk)
