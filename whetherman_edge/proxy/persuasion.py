@@ -8,6 +8,7 @@ request and no more.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Collection
 from typing import Protocol
 
@@ -16,12 +17,15 @@ from aiohttp.web_request import BaseRequest
 from whetherman_edge.dialects.dialect import Dialect
 from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.dialects.system_one import Refusal
+from whetherman_edge.errors import UpstreamReset
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating, Ruling
 from whetherman_edge.proxy.inflate import StreamInflater, inflate
 from whetherman_edge.proxy.reply_watch import StreamWatch, judge_reply
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import UpstreamResponse
+
+log = logging.getLogger(__name__)
 
 # Statuses that say nothing about the edit: authentication, rate, routing and load (529 is Anthropic's) are the
 # original's problem too.
@@ -75,7 +79,13 @@ class Persuasion:
         if ruling.decision.reason == "tools_unsupported":  # not steered: with its tools it would be refused
             return Answer(await self._send(request, sent, edited=True), ruling, dialect=dialect)
         steered = plan.withholds or bool(plan.sentence)
-        response = await self._send(request, sent, encoded=not steered, edited=True)
+        try:
+            response = await self._send(request, sent, encoded=not steered, edited=True)
+        except UpstreamReset as exc:
+            if isinstance(exc.__cause__, TimeoutError):  # it may be computing
+                raise
+            self._counters.add("resent_total", (("cause", "reset"),))
+            return Answer(await self._send(request, body), ruling.reopened("refused"), dialect=dialect)
         if response.status >= 400 and response.status not in _NOT_ABOUT_THE_EDIT:
             response.abort()
             self._counters.add("resent_total", (("cause", "refused"),))
@@ -115,7 +125,11 @@ async def _hold(
             plain = inflate(held, coding, HELD_BYTES_MAX) if complete else b""
         except Refusal:
             return held, False  # nothing can be told
-        return held, judge_reply(plain, offered, dialect, calls_leak=calls_leak) == "LEAK"
+        try:
+            return held, judge_reply(plain, offered, dialect, calls_leak=calls_leak) == "LEAK"
+        except Exception:
+            log.exception("event=reply_watch_failed")
+            return held, False
     unpacked = StreamInflater(coding, HELD_BYTES_MAX)
     if not unpacked.readable:
         return b"", False
@@ -127,7 +141,11 @@ async def _hold(
         plain_chunk = unpacked.feed(chunk)
         if plain_chunk is None:
             return b"".join(parts), False
-        state = watch.feed(plain_chunk) if chunk else watch.close()
+        try:
+            state = watch.feed(plain_chunk) if chunk else watch.close()
+        except Exception:
+            log.exception("event=reply_watch_failed")
+            return b"".join(parts), False
         if state != "HOLD":
             return b"".join(parts), state == "LEAK"
 

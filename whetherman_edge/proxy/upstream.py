@@ -61,6 +61,11 @@ class Target(msgspec.Struct, frozen=True):
             raise ConfigError(f"upstream: expected http://HOST:PORT, https://HOST or unix:PATH, got {url!r}")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ConfigError("upstream: expected a URL without user, query or fragment; keys go into upstream_api_key")
+        try:
+            parts.hostname.encode("idna")
+            authority = parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii")
+        except UnicodeError as exc:
+            raise ConfigError(f"upstream: expected http://HOST:PORT, got {url!r}, whose host is no name") from exc
         tls = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         return cls(
@@ -68,7 +73,7 @@ class Target(msgspec.Struct, frozen=True):
             host=parts.hostname,
             port=port or (443 if tls else 80),
             prefix=prefix.encode("ascii", "ignore"),
-            authority=parts.netloc.encode("idna" if not parts.netloc.isascii() else "ascii"),
+            authority=authority,
             tls=tls,
         )
 
@@ -193,8 +198,8 @@ class Upstream:
         if connection is not None:
             try:
                 return await self._exchange(connection, method, head, body, chunked)
-            except UpstreamReset:
-                if connection.answered:
+            except UpstreamReset as exc:
+                if connection.answered or isinstance(exc.__cause__, TimeoutError):  # silent is not closed
                     raise
         return await self._exchange(await self._connect(), method, head, body, chunked)
 
