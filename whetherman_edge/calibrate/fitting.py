@@ -32,6 +32,7 @@ from whetherman_edge.profiles.risk import (
     Threshold,
     choose_by_kind,
     needed_for,
+    promising,
     smallest_observed,
 )
 from whetherman_edge.profiles.schema import Profile, Tau
@@ -131,7 +132,8 @@ async def fit_rows(
         [row.item.probe.generator for row in own],
         weights=np.array([row.label.weight for row in own]),
     )
-    profile = msgspec.structs.replace(make_profile(fit), tau=_ALWAYS)
+    # Without its payoff: what is not worth a skip today may be tomorrow, and the proof should still hold then.
+    profile = msgspec.structs.replace(make_profile(fit), tau=_ALWAYS, payoff={})
     steps = [
         await _step(row, judge, profile)
         for row in rows
@@ -142,7 +144,9 @@ async def fit_rows(
         for row, p_need in zip(own, fit.out_of_fold, strict=True)
         if row.label.proof is not None
     ]
-    thresholds = choose_by_kind(steps, fit_steps=fit_steps, alpha=alpha, delta=delta)
+    # Where the fit split, thin in generators, shows no decision to be of use, all are tried: the proof holds either way.
+    telling = [s for s in fit_steps if promising([t for t in fit_steps if t.kind == s.kind], alpha)]
+    thresholds = choose_by_kind(steps, fit_steps=telling, alpha=alpha, delta=delta)
     kinds = {kind: [step for step in steps if step.kind == kind] for kind in thresholds}
     return Fitted(
         fit=fit,

@@ -23,8 +23,8 @@ ALL_ARMS: Final = (DEFAULT_ARM, "note:direct", "strip:reason", "none:reason", "p
 PROBES: Final = 6
 HALVE_AFTER: Final = 3
 KEPT: Final = 3
-NEAR: Final = 0.05
-"""Arms within this share of the best one's value count as equal; the earlier one in ALL_ARMS, so a note, is taken."""
+NEAR: Final = 0.1
+"""Arms within this share of a run's seconds of the best one count as equal; the earliest in ALL_ARMS is taken, a note."""
 _FAMILIES: Final = ("chat", "sufficient", "knowledge", "done", "arithmetic", "context")
 
 
@@ -96,9 +96,9 @@ def choose(measured: Mapping[str, Measured], available: Sequence[str]) -> str:
     if not known:
         return DEFAULT_ARM
     enough = max(measured[arm].n for arm in known)
-    full = [arm for arm in known if measured[arm].n == enough]
+    full = [arm for arm in known if measured[arm].n >= min(enough, HALVE_AFTER)]
     best = max(measured[arm].value_s for arm in full)
-    margin = NEAR * max(abs(best), 1e-9)
+    margin = NEAR * max(measured[arm].seconds_with for arm in full)
     return next(arm for arm in full if measured[arm].value_s >= best - margin)
 
 
