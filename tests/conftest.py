@@ -40,3 +40,9 @@ def _no_user_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.delenv("STATE_DIRECTORY", raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_field_evidence(_no_user_state: None) -> None:
+    """What one test's requests showed of an agent does not count in the next one."""
+    (Path(os.environ["XDG_STATE_HOME"]) / "whetherman" / "agents.json").unlink(missing_ok=True)

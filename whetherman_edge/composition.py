@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -17,6 +19,8 @@ from whetherman_edge.errors import ArtifactError, ProfileError, ProfileNotFound
 from whetherman_edge.gate.policy import PolicySettings
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.ledger.counters import Counters
+from whetherman_edge.profiles import field
+from whetherman_edge.profiles.payoff import in_order
 from whetherman_edge.profiles.schema import Profile, Tau
 from whetherman_edge.profiles.store import ProfileStore
 from whetherman_edge.proxy.breaker import FAILURES_MAX, Breaker
@@ -26,6 +30,9 @@ from whetherman_edge.proxy.sessions import Sessions
 from whetherman_edge.router.decision import Choice
 
 log = logging.getLogger(__name__)
+
+# A kill loses at most this much of the evidence; a stop is written at once.
+FIELD_EVERY_S = 10.0
 
 Engine = StaticEngine | StagedEngine
 
@@ -73,7 +80,11 @@ class Gate:
         self.learned = Learned("unknown" if config.upstream_kind == "auto" else config.upstream_kind)
         self._tools = ToolCache()
         self._profiles = ProfileStore(check=engine.fits if engine is not None else None)
-        self._sessions = Sessions()
+        # A command looks at requests one by one; only a daemon has dialogues, and remembers its agents.
+        self._field_path = field.default_path() if deadline else None
+        self._sessions = Sessions(field.read(self._field_path, time.time()) if self._field_path is not None else None)
+        self._n_saved = 0
+        self._profile_faults: dict[str, str] = {}
         self._breaker = Breaker(FAILURES_MAX, time.monotonic)
         self._has_deadline = deadline
         self.configure(config)
@@ -87,6 +98,7 @@ class Gate:
             fallback_tau=self.engine.fallback_tau if isinstance(self.engine, StagedEngine) else None,
             force=config.force,
             loop_guard=config.loop_guard,
+            tools=in_order(config.tools),
         )
         self.gating = Gating(
             config,
@@ -110,19 +122,56 @@ class Gate:
         verdict = self.judge.judge(self.view(body), time.monotonic() + self._deadline_s)
         return verdict if isinstance(verdict, Verdict) else await verdict
 
-    def check_profiles(self, config: Config) -> None:
-        """Read the configured profiles, before the first request does or once more for a reload.
+    def check_profiles(self, config: Config, *, starting: bool = False) -> None:
+        """Read the configured profiles, before the first request does (``starting``) or once more for a reload.
 
-        Raises ProfileNotFound or ProfileError for ``profile``; those of ``[agents]`` get a warning each, because one
-        agent's broken file must not keep the others from being served.
+        Raises ProfileNotFound for ``profile``, and, but at the start, ProfileError: a daemon that runs keeps what it
+        has, one that starts serves in shadow and says why, as it must not stop the agents behind it. Those of
+        ``[agents]`` get a warning each, because one agent's broken file must not keep the others from being served.
         """
-        if config.profile:
-            self._profiles.reload(config.profile)
-        for name in sorted(set(config.agents.values())):
+        faults: dict[str, str] = {}
+        for name in sorted({config.profile, *config.agents.values()} - {""}):
             try:
                 self._profiles.reload(name)
             except (ProfileNotFound, ProfileError) as exc:
-                log.warning("event=profile_unusable name=%s detail=%r", name, str(exc))
+                if name == config.profile and not (starting and isinstance(exc, ProfileError)):
+                    raise
+                faults[name] = str(exc)
+                log.warning("event=profile_unusable name=%s detail=%r hint=in_shadow", name, str(exc))
+        self._profile_faults = faults
+
+    def field(self) -> dict[str, Any]:
+        """What ``/health`` says of agents: ``unusable`` profiles and why, and what the requests showed of each agent.
+
+        Of an agent: ``applied`` interventions, the test that ``stopped`` them or "", and why to ``recalibrate`` or "".
+        """
+        agents = {
+            agent: {"applied": record.n_applied, "stopped": record.stopped, "recalibrate": record.advice}
+            for agent, record in self._sessions.records().items()
+        }
+        return {"unusable": self._profile_faults, "agents": agents}
+
+    async def keep_field(self) -> None:
+        """Write what the requests show of agents to disk, at once when one is stopped, else now and then; for ever."""
+        news = asyncio.Event()
+        self._sessions.on_stop = news.set
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), FIELD_EVERY_S)
+            news.clear()
+            await self.save_field()
+
+    async def save_field(self) -> None:
+        """Write what changed since the last time; a disk that does not take it costs the evidence and nothing else."""
+        path, n_changes = self._field_path, self._sessions.n_changes
+        if path is None or n_changes == self._n_saved:
+            return
+        records = self._sessions.records()
+        try:
+            await asyncio.to_thread(field.write, path, records)
+        except OSError as exc:
+            log.warning("event=field_state_unwritten path=%s error=%s", path, exc.strerror)
+        self._n_saved = n_changes
 
     def start(self) -> None:
         """Begin to open the backbone, where the engine has one; returns at once."""
@@ -197,7 +246,6 @@ def open_gate(config: Config, counters: Counters, *, deadline: bool = True) -> G
                 router.table.sha256,
                 breaker=breaker,
                 count=lambda outcome: counters.add("backbone_requests_total", (("outcome", outcome),)),
-                threads=config.backbone_threads,
                 keep_prefixes=deadline,  # a daemon has one, a command does not
             )
             if engine.stage is None:

@@ -20,6 +20,7 @@ import platformdirs
 
 from whetherman_edge.errors import ConfigError
 from whetherman_edge.gate.verdict import Engine, Label, Mode
+from whetherman_edge.profiles.payoff import ToolCost
 
 UpstreamKind = Literal["auto", "openai", "ollama", "llamacpp", "vllm", "lmstudio", "anthropic", "unknown"]
 InterventionMode = Literal["auto", "note", "none", "strip", "prefill", "prune"]
@@ -32,20 +33,21 @@ SECRET_KEYS = frozenset({"api_key", "upstream_api_key"})
 
 # A gate deadline above this would be felt as lag by a person typing; DESIGN 3.7 fixes it as the hard cap.
 GATE_DEADLINE_MS_MAX = 3_000
+# Parsing more would hold the event loop; larger bodies are relayed ungated.
+GATE_BODY_BYTES_MAX = 8 << 20
 
 _Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _DeadlineMs = Annotated[int, msgspec.Meta(ge=1, le=GATE_DEADLINE_MS_MAX)]
 _Bytes = Annotated[int, msgspec.Meta(ge=1024, le=1 << 31)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
-_Threads = Annotated[int, msgspec.Meta(ge=0, le=64)]
+_Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of the daemon. ``DOCS`` below says what each means; units are in the names.
 
     ``None`` for ``mode`` means: enforce under a calibrated profile or ``force``, else shadow. ``body_bytes_max`` is the
-    hard cap of gated paths (providers accept 32 MB, so it must be above); ``gate_body_bytes_max`` is what the gate
-    reads at most, larger bodies are relayed ungated.
+    hard cap of gated paths (providers accept 32 MB, so it must be above).
     """
 
     host: str = "127.0.0.1"
@@ -67,8 +69,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     always_keep: tuple[str, ...] = ()
     never_gate_models: tuple[str, ...] = ()
     gate_deadline_ms: _DeadlineMs = 250
-    backbone_threads: _Threads = 0
-    gate_body_bytes_max: _Bytes = 8 << 20
+    shadow_share: _Share = 0.05
+    tools: dict[str, ToolCost] = {}
     body_bytes_max: _Bytes = 64 << 20
     idle_timeout_s: _Seconds = 0.0
     drain_timeout_s: _Seconds = 10.0
@@ -78,6 +80,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     map_developer: DeveloperRole = "developer"
     log_level: LogLevel = "info"
     ledger: LedgerMode = "on"
+
+    @property
+    def gate_body_bytes_max(self) -> int:
+        """What the gate reads at most; larger bodies are relayed ungated."""
+        return min(GATE_BODY_BYTES_MAX, self.body_bytes_max)
 
     def profile_for_model(self, model: str) -> str:
         """Profile name that ``[agents]`` gives a model: an exact name first, then the longest matching glob."""
@@ -108,8 +115,8 @@ DOCS: dict[str, str] = {
     "always_keep": "tool name globs that no trim removes",
     "never_gate_models": "model name globs that are relayed ungated",
     "gate_deadline_ms": "the gate's time; past it the request goes out as it came",
-    "backbone_threads": "threads of the backbone; 0: one a core, at most 4",
-    "gate_body_bytes_max": "larger bodies are relayed ungated",
+    "shadow_share": "share of an agent's interventions that are left out in enforce, so that savings stay measured",
+    "tools": "table: tool name or glob = usd and latency_ms of a call, side_effect = true for one never to be saved",
     "body_bytes_max": "larger bodies on gated paths are refused with 413",
     "idle_timeout_s": "longest silence accepted from the upstream; 0: any",
     "drain_timeout_s": "time that running requests get after SIGTERM",
@@ -122,7 +129,7 @@ DOCS: dict[str, str] = {
 }
 
 # What a running daemon cannot change: sockets are bound, and engine and backbone are loaded, once.
-FIXED = ("host", "port", "listen", "decision_socket", "engine", "backbone_threads")
+FIXED = ("host", "port", "listen", "decision_socket", "engine")
 # These hold too, unless both the old and the new upstream are addresses: what finds or runs a server does so at start.
 _FIXED_WITHOUT_ADDRESS = ("upstream", "upstream_kind")
 
@@ -244,6 +251,11 @@ def _from_text(key: str, text: str, source: str) -> Any:
         if any(not separator for _, separator, _ in pairs):
             raise ConfigError(f"{source}: expected GLOB=PROFILE[,GLOB=PROFILE…], got {_elided(text)}")
         return {glob.strip(): name.strip() for glob, _, name in pairs}
+    if key == "tools":
+        try:
+            return _checked(key, json.loads(text), source)
+        except json.JSONDecodeError as exc:
+            raise ConfigError(f"{source}: expected a JSON object of tool name = costs, got {_elided(text)}") from exc
     if kind is bool:
         value = _BOOLEANS.get(text.strip().lower())
         if value is None:
@@ -277,6 +289,8 @@ def _expected(key: str) -> str:
         return "a list of strings"
     if key == "agents":
         return "a table of model glob = profile name"
+    if key == "tools":
+        return "a table of tool name = usd, latency_ms (numbers of at least 0) and side_effect (true or false)"
     meta = next((part for part in get_args(kind) if isinstance(part, msgspec.Meta)), None)
     plain = get_args(kind)[0] if meta is not None else kind
     words = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}[plain]

@@ -145,9 +145,12 @@ async def _started(loaded: Loaded, passed: Sequence[socket.socket]) -> AsyncIter
         gate = composition.open_gate(config, counters)
         if gate.fault:
             log.error("event=gate_missing detail=%r", gate.fault)
-        gate.check_profiles(config)
+        gate.check_profiles(config, starting=True)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(asyncio.to_thread, gate.close)
+            stack.push_async_callback(gate.save_field)
+            keeping = asyncio.create_task(gate.keep_field(), name="field")
+            stack.callback(keeping.cancel)
             gate.start()
             target = await _target(config, gate, stack)
             ledger = LiveLedger(config.ledger != "off", counters)
@@ -348,6 +351,8 @@ def _handlers(config: Config, upstream: Upstream, gate: Gate, counters: Counters
         api_key=config.api_key,
         upstream_api_key=config.upstream_api_key,
         recorder=Recorder(ledger.record, text=config.ledger == "text") if ledger.recording else None,
+        strip_unsupported=config.strip_unsupported,
+        map_developer=config.map_developer == "system",
     )
     typed = TypedJudge(gate.router.scorer) if gate.router is not None else None
     systemone = SystemOne(typed, counters, gate=gate.verdict_on if gate.engine is not None else None, fault=gate.fault)
@@ -359,7 +364,8 @@ def _handlers(config: Config, upstream: Upstream, gate: Gate, counters: Counters
         gate.count()
         ledger.count()
 
-    health = Health(upstream, gate.learned, counters, lambda: gate.fault, __version__, gate.backbone, count)
+    states = (gate.backbone, count, gate.field)
+    health = Health(upstream, gate.learned, counters, lambda: gate.fault, __version__, *states)
     guard = Guard(
         host=config.host,
         api_key=config.api_key,

@@ -121,9 +121,9 @@ async def test_a_missing_file_is_refused(settings, tmp_path):
 
 async def test_what_needs_a_restart_is_named_and_the_rest_holds(settings, tmp_path):
     with serving(*settings('listen = "unix:a"'), home=tmp_path) as daemon:
-        settings('listen = "unix:b"', "backbone_threads = 3", 'mode = "off"')
+        settings('listen = "unix:b"', 'decision_socket = "unix:c"', 'mode = "off"')
         line = await hup(daemon, "reload_needs_restart")
-        assert "keys=listen,backbone_threads" in line
+        assert "keys=listen,decision_socket" in line
         assert "changed=mode" in await logged(daemon, "reloaded")
         assert await reason(daemon.url) == "bypass:off"
         assert (tmp_path / "a").is_socket()

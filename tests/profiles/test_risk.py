@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from whetherman_edge.profiles.risk import ALPHA, DELTA, Step, choose, needed_for, smallest_observed, upper_bound
+from whetherman_edge.profiles.risk import (
+    ALPHA,
+    DELTA,
+    Step,
+    choose,
+    choose_by_kind,
+    needed_for,
+    promising,
+    smallest_observed,
+    upper_bound,
+)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +103,50 @@ def test_at_most_delta_of_a_thousand_agents_get_an_unsafe_threshold() -> None:
     assert unsafe <= DELTA * n_agents + 2 * (n_agents * DELTA * (1 - DELTA)) ** 0.5  # two standard errors of the count
     assert n_useful > n_agents / 2, "a bound that allows nothing would be safe too"
     assert unsafe_observed > 3 * max(unsafe, 1), "the rule of the observed rate has to fail here, or this shows nothing"
+
+
+def test_a_decision_that_is_wrong_on_the_fit_split_is_not_tried() -> None:
+    fit = [Step(0.9, needed=True, decision="ASK")] * 30 + [Step(0.8, needed=False, decision="ANSWER")] * 30
+    assert promising(fit) == ("ANSWER",)
+    steps = [Step(0.9, needed=True, decision="ASK")] * 60 + [Step(0.8, needed=False, decision="ANSWER")] * 30
+    found = choose_by_kind(steps, fit_steps=fit)
+    assert found["later"] is None
+    first = found["first"]
+    assert first is not None
+    assert (first.n_needed, first.decisions) == (60, {"ANSWER": (30, 0)})
+    assert choose(steps) is not None
+    assert choose(steps).n_withheld == 0  # type: ignore[union-attr]  # ASK stops the common threshold at 0.91
+
+
+def test_the_guarantee_holds_for_each_kind_of_step() -> None:
+    """Each kind has scores of its own, its own share of needed steps, and three decisions; also what the fit split
+    chooses is counted in."""
+    rng = np.random.default_rng(21)
+    n_agents, n_useful = 250, 0
+    unsafe = {"first": 0, "later": 0}
+    for _ in range(n_agents):
+        shapes = {kind: rng.uniform((0.5, 1.0), (3.0, 9.0), (3, 2)) for kind in unsafe}
+
+        def draw(kind: str, n: int, shapes: dict[str, np.ndarray] = shapes) -> list[Step]:
+            decided = rng.integers(3, size=n)
+            needed = rng.random(n) < 0.5
+            a, b = shapes[kind][decided].T
+            scores = np.where(needed, rng.beta(a, b), rng.beta(b, a))
+            labels = ("ANSWER", "ASK", "DECLINE")
+            rows = zip(scores, needed, decided, strict=True)
+            return [Step(float(s), bool(y), kind=kind, decision=labels[d]) for s, y, d in rows]  # type: ignore[arg-type]
+
+        fit = draw("first", 120) + draw("later", 120)
+        found = choose_by_kind(draw("first", 160) + draw("later", 160), fit_steps=fit)
+        for kind, threshold in found.items():
+            if threshold is not None:
+                n_useful += threshold.n_withheld > 0
+                decided = rng.integers(3, size=20_000)
+                scores = rng.beta(*shapes[kind][decided].T)
+                tried = np.isin(np.array(("ANSWER", "ASK", "DECLINE"))[decided], list(threshold.decisions))
+                lost = (tried & (scores >= threshold.tau)).mean()
+                unsafe[kind] += lost > ALPHA
+    allowed = DELTA * n_agents
+    for n_unsafe in unsafe.values():
+        assert n_unsafe <= allowed + 2 * (allowed * (1 - DELTA)) ** 0.5
+    assert n_useful > n_agents / 2

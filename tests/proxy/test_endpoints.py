@@ -163,7 +163,7 @@ async def test_decide_names_the_field_and_the_fault(upstream, serve, judge, body
 
 
 async def test_decide_refuses_what_is_too_large(upstream, serve, judge):
-    async with serve(gate_body_bytes_max=2048) as url:
+    async with serve(body_bytes_max=2048) as url:
         answer = await post(url, {**CHAT, "pad": "x" * 4096}, "/v1/decide")
     assert answer.status == 413
 

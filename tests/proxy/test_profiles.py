@@ -11,16 +11,25 @@ from tests.fakes.judge import verdict
 from whetherman_edge import composition
 from whetherman_edge.errors import ProfileError, ProfileNotFound
 from whetherman_edge.gate.verdict import LABELS
-from whetherman_edge.profiles.schema import Agent, EngineArtifact, InterventionChoice, Layer, Profile, Risk, Tau
+from whetherman_edge.profiles.schema import (
+    SCHEMA_VERSION,
+    Agent,
+    EngineArtifact,
+    InterventionChoice,
+    Layer,
+    Profile,
+    Risk,
+    Tau,
+)
 
 SHA = "a" * 64
 
 
-def profile(*, tau: float | None = 0.5, risk: bool = True, mode: str = "auto") -> Profile:
-    """Reads p(need) from the fused log-probability of ACT alone: below 0.5 it is confident."""
+def profile(*, tau: float | None = 0.5, risk: bool = True, mode: str = "auto", model: str = "") -> Profile:
+    """Reads p(need) from the fused log-probability of ACT alone: below 0.5 it is confident. Of any model, or of one."""
     return Profile(
-        schema=1,
-        agent=Agent(kind="openai", model="m"),
+        schema=SCHEMA_VERSION,
+        agent=Agent(kind="openai", model=model),
         engine=EngineArtifact(name="static", sha256=SHA),
         layer=Layer(features=("log_p_act",), mean=(0.0,), scale=(1.0,), weights=(4.0,), bias=3.0),
         tau=Tau(answer=tau, ask=tau, decline=tau),
@@ -46,6 +55,8 @@ def profiles(monkeypatch, judge):
             if known[name].engine.sha256 != SHA:
                 raise ProfileError(f"profile {name!r}: fitted on another engine")
             return known[name]
+
+        reload = load
 
     monkeypatch.setattr(composition, "ProfileStore", Store)
     judge.fused_names = ("log_p_act",)

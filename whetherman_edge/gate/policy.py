@@ -12,7 +12,9 @@ import msgspec
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ProfileError
 from whetherman_edge.gate import guards, loop_guard
+from whetherman_edge.gate.backoff import NO_EVIDENCE, Evidence
 from whetherman_edge.gate.verdict import LABELS, Decision, Label, Mode, Verdict, step_kind
+from whetherman_edge.profiles.payoff import FREE, ToolCost, break_even, cost_of, payoff_of
 from whetherman_edge.profiles.schema import Profile, Tau
 
 # Every reason a decision can carry, and what it says. They are label values of a counter: a closed set.
@@ -20,6 +22,9 @@ REASONS: dict[str, str] = {
     "need": "ACT is the most probable class",
     "low_confidence": "another class is more probable, but not by as much as the threshold asks",
     "scored": "the class passed its threshold and every guard",
+    "not_worth_it": "safe to skip, but steering costs more than the call it saves",
+    "shadow_share": "one of the few that go out as they came, so that what the gate saves stays measured",
+    "profile_foreign": "the profile was measured on another model: calibrate again; until then nothing is changed",
     "forced": "--force fixed the verdict",
     "loop_guard": "the same call came back with the same result; steered to a text answer",
     "guard:action": "an action is asked for and a tool for it is offered: never ANSWER",
@@ -28,6 +33,8 @@ REASONS: dict[str, str] = {
     "guard:ask_tool": "the client offers its own question tool: never ASK",
     "guard:lookup_first": "a read-only tool can find the missing detail: never ASK",
     "guard:structured_output": "response_format asks for JSON: never ASK or DECLINE",
+    "guard:side_effect": "the likely tool has a side effect by the configuration: never ANSWER",
+    "guard:user_repeats": "the user says the same again after a skip: the tools stay",
     "guard:non_interactive": "nobody is there to answer a question: never ASK",
     "bypass:no_tools": "no tools, null, or an empty list",
     "bypass:only_other_tools": "hosted or custom tools only",
@@ -38,9 +45,12 @@ REASONS: dict[str, str] = {
     "bypass:off": "the mode is off, by header or configuration",
     "bypass:unknown_mode": "x-whetherman-mode is none of off, shadow, enforce; the request is left as it came",
     "bypass:model": "the model is in never_gate_models",
-    "bypass:oversize": "the body is above the gate's limit",
+    "bypass:oversize": "the body, or the number of turns, calls or tools in it, is above the gate's limit",
+    "bypass:stored_dialogue": "earlier turns of the dialogue are kept by the server",
+    "bypass:subscription": "the credentials are a subscription's: the request is left as it came",
+    "tools_unsupported": "the model takes no tools and strip_unsupported is on: sent without them",
     "bypass:encoding": "the body's content encoding is not one the gate reads",
-    "backed_off": "this agent does not go along with withholding, so it is left alone",
+    "backed_off": "the evidence in this agent's or this dialogue's requests is against withholding: left alone",
     "leaked_call": "the model wrote a call although the tools were withheld; the request was sent again unmodified",
     "refused": "the upstream refused the edited request; it was sent again unmodified",
     "no_intervention": "the upstream offers no safe way to carry out the decision",
@@ -62,7 +72,8 @@ class PolicySettings(msgspec.Struct, frozen=True):
 
     ``fused_names``: names of ``Verdict.fused``, same order. ``default_tau``: the gate's shipped operating point, used
     without a profile; ``fallback_tau``: that of a verdict which stands in for the backbone's. ``force``: the verdict is
-    replaced by this label; guards still hold, thresholds do not.
+    replaced by this label; guards still hold, thresholds do not. ``tools``: name globs, the more exact first, and what
+    a call of such a tool costs.
     """
 
     fused_names: tuple[str, ...] = ()
@@ -70,6 +81,7 @@ class PolicySettings(msgspec.Struct, frozen=True):
     fallback_tau: Tau | None = None
     force: Label | None = None
     loop_guard: bool = True
+    tools: tuple[tuple[str, ToolCost], ...] = ()
     non_interactive: bool = False
 
 
@@ -77,8 +89,10 @@ class SessionState(msgspec.Struct, frozen=True, gc=False):
     """What must be remembered of one dialogue between its requests.
 
     ``asked_in_turn``: number of user turns when ASK was last applied, 0 for never; ``asked_at_length``: number of
-    messages then. ``sent_stripped``: the last request of this dialogue went out without its tools. ``backed_off``,
-    ``notes_ignored``: the agent's state (``gate.backoff``) at this request.
+    messages then. ``sent_stripped``: the last request of this dialogue went out without its tools. ``skipped_in_turn``:
+    number of user turns when ANSWER or DECLINE was last applied, 0 once the request after it was looked at.
+    ``evidence``: the dialogue's own (``gate.backoff``). ``backed_off``, ``notes_ignored``, ``n_applied``: the agent's
+    state at this request.
     """
 
     asked_in_turn: int = 0
@@ -86,14 +100,41 @@ class SessionState(msgspec.Struct, frozen=True, gc=False):
     backed_off: bool = False
     sent_stripped: bool = False
     notes_ignored: bool = False
+    skipped_in_turn: int = 0
+    evidence: Evidence = NO_EVIDENCE
+    n_applied: int = 0
 
     def after(self, decision: Decision, chat: ChatView, *, applied: bool, stripped: bool = False) -> SessionState:
         """The state to keep when the request has gone out; the agent's part is filled in anew each time."""
+        turns = n_user_turns(chat)
+        asked, length, skipped = self.asked_in_turn, self.asked_at_length, self.skipped_in_turn
         if applied and decision.label == "ASK":
-            asked, length = n_user_turns(chat), len(chat.messages)
-        else:
-            asked, length = self.asked_in_turn, self.asked_at_length
-        return SessionState(asked_in_turn=asked, asked_at_length=length, sent_stripped=stripped)
+            asked, length = turns, len(chat.messages)
+        if applied and decision.label in ("ANSWER", "DECLINE"):
+            skipped = turns
+        elif turns != skipped:
+            skipped = 0
+        return SessionState(
+            asked_in_turn=asked,
+            asked_at_length=length,
+            sent_stripped=stripped,
+            skipped_in_turn=skipped,
+            evidence=self.evidence,
+        )
+
+    def follows_skip(self, chat: ChatView) -> bool:
+        """True for the first request of the user turn that follows a skip."""
+        if not self.skipped_in_turn or chat.last_role != "user":
+            return False
+        return n_user_turns(chat) == self.skipped_in_turn + 1
+
+    def user_repeats(self, chat: ChatView) -> bool:
+        """True when the user says the same again right after a skip: the answer did not do."""
+        if not self.follows_skip(chat):
+            return False
+        texts = [message.text for message in chat.messages if message.role == "user"][-2:]
+        before, now = (" ".join(text.casefold().split()) for text in texts)
+        return bool(now) and now == before
 
 
 def n_user_turns(chat: ChatView) -> int:
@@ -125,6 +166,8 @@ def decide(
     """
     probabilities = calibrated(verdict, profile, settings.fused_names)
     label, reason = _choose(probabilities, chat, profile, settings, fallback=verdict.fallback)
+    if reason == "scored" and profile is not None:
+        label, reason = _worth(label, verdict, 1.0 - probabilities[0], chat, profile, settings)
     if label != "ACT" and session.backed_off:
         label, reason = "ACT", "backed_off"
     elif label != "ACT":
@@ -189,6 +232,8 @@ def guard(
     settings: PolicySettings,
 ) -> str | None:
     """The guard that forbids this decision (``guard:*``), or None. ``reason``: why it was to be made."""
+    if reason != "loop_guard" and session.user_repeats(chat):
+        return "guard:user_repeats"
     if label == "ANSWER":
         if reason != "loop_guard" and guards.action_wanted(chat):
             return "guard:action"
@@ -255,6 +300,27 @@ def _choose(
     if threshold is not None and 1.0 - probabilities[0] >= threshold:
         return candidate, "scored"
     return "ACT", "need" if verdict_label(probabilities) == "ACT" else "low_confidence"
+
+
+def _worth(
+    label: Label, verdict: Verdict, skip_score: float, chat: ChatView, profile: Profile, settings: PolicySettings
+) -> tuple[Label, str]:
+    """The decision, if it is worth it too by the profile's measured inputs and the configured costs of the tools.
+
+    An ASK or a DECLINE says what a call could not do, so a side effect of the likely tool does not forbid it.
+    """
+    cost = FREE
+    if settings.tools:
+        names = [tool.name for tool in chat.tools]
+        cost = cost_of(names, verdict.tool, verdict.tool_probability, settings.tools)
+        if cost.side_effect:
+            if label == "ANSWER":
+                return "ACT", "guard:side_effect"
+            cost = FREE
+    payoff = payoff_of(profile.payoff)
+    if payoff is not None and skip_score < break_even(payoff, cost):
+        return "ACT", "not_worth_it"
+    return label, "scored"
 
 
 def verdict_label(probabilities: tuple[float, float, float, float]) -> Label:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import msgspec
 
 from whetherman_edge.errors import ProfileError, UsageError
 from whetherman_edge.gate.verdict import STEP_KINDS
-from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile, parse_profile, taus
+from whetherman_edge.profiles import field
+from whetherman_edge.profiles.payoff import explain, payoff_of
+from whetherman_edge.profiles.schema import FILE_BYTES_MAX, Profile, basis_of, parse_profile, taus
 from whetherman_edge.profiles.store import ProfileStore, Stored, write_atomically
 
 if TYPE_CHECKING:
@@ -57,12 +60,13 @@ def run_list(args: argparse.Namespace) -> int:
     """One line a profile; exit 0 also when some are broken, which the line says."""
     store = ProfileStore(check=_fits)
     stored = store.list()
+    records = field.read(field.default_path(), time.time())
     if args.json:
-        sys.stdout.write(msgspec.json.encode([_row(entry) for entry in stored]).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode([_row(entry, records) for entry in stored]).decode() + "\n")
         return 0
     rows = [("NAME", "STATE", "AGENT", "ENGINE", "DECIDES", "CREATED")]
     for entry in stored:
-        row = _row(entry)
+        row = _row(entry, records)
         rows.append((row["name"], row["state"], row["agent"], row["engine"], row["decides"], row["created"]))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for line in rows:
@@ -134,12 +138,15 @@ def _fits(profile: Profile, name: str) -> None:
     check_packaged(profile, name)
 
 
-def _row(entry: Stored) -> dict[str, Any]:
+def _row(entry: Stored, records: dict[str, field.FieldRecord]) -> dict[str, Any]:
     profile = entry.profile
     row: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "sha256": entry.sha256, "fault": entry.fault}
     if profile is None:
         return row | {"state": "broken", "agent": "-", "engine": "-", "decides": "-", "created": "-"}
     state = "unusable" if entry.fault else "calibrated" if profile.calibrated else "not calibrated"
+    record = records.get(f"profile:{entry.name}")
+    if state == "calibrated" and record is not None and record.basis == basis_of(profile):
+        state = "calibrate again" if record.advice or record.stopped else state
     return row | {
         "state": state,
         "agent": f"{profile.agent.kind}:{profile.agent.model}",
@@ -160,6 +167,31 @@ def _decides(profile: Profile) -> list[str]:
         elif by_kind:
             lines.append(f"{label} from " + " and ".join(f"{tau:g} on {kind} steps" for kind, tau in by_kind.items()))
     return lines
+
+
+def _field(name: str, profile: Profile) -> list[tuple[str, str]]:
+    """What the daemon's requests showed of this agent, where there is any."""
+    record = field.read(field.default_path(), time.time()).get(f"profile:{name}")
+    if record is None or record.basis != basis_of(profile):
+        return []
+    lines = []
+    if record.advice:
+        lines.append(f"in shadow: {record.advice}")
+    if record.stopped:
+        lines.append(f"stopped: the evidence of {record.stopped!r} turned against it; calibrate again")
+    tests = ", ".join(f"{key} {e:.2g} of {n}" for key, (n, e) in record.tests.items() if n)
+    lines.append(f"{record.n_applied} interventions; evidence against them (100 stops): {tests or 'none'}")
+    return [("in the field" if not place else "", line) for place, line in enumerate(lines)]
+
+
+def _payoff(profile: Profile) -> list[tuple[str, str]]:
+    """The payoff in words and numbers, with the strictest threshold that decides."""
+    payoff = payoff_of(profile.payoff)
+    if payoff is None:
+        inputs = ", ".join(f"{key} {value:g}" for key, value in profile.payoff.items())
+        return [("payoff", f"{inputs or '-'}: not all that is needed was measured, so what is safe is worth it")]
+    tau = min((value for _, _, value in taus(profile.tau) if value is not None), default=None)
+    return [("payoff" if not place else "", line) for place, line in enumerate(explain(payoff, tau))]
 
 
 def _proven(profile: Profile) -> list[str]:
@@ -197,6 +229,7 @@ def _summary(name: str, path: Path, profile: Profile) -> list[tuple[str, str]]:
         ("intervention", steering.mode + (f", wording {steering.wording}" if steering.wording else "")),
         ("interactive", "yes" if profile.interactive else "no: ASK is never decided"),
         ("layer", f"{len(profile.layer.features)} features, temperature {profile.layer.temperature:g}"),
-        ("payoff", ", ".join(f"{key} {value:g}" for key, value in profile.payoff.items()) or "-"),
+        *_payoff(profile),
+        *_field(name, profile),
         ("created", f"{profile.created} by Whetherman Edge {profile.version}"),
     ]

@@ -6,23 +6,32 @@ seconds at the user's own rate, so that latency, tokens and prices add up.
 
 from __future__ import annotations
 
-from typing import Final
+import fnmatch
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
 
 import msgspec
 
 SECONDS_A_DOLLAR: Final = 180.0
-"""20 dollars an hour; a user's own rate goes into the configuration."""
+"""20 dollars an hour; a profile's ``payoff`` may say otherwise."""
+LIKELY: Final = 0.5
+"""From this probability on the ToolRouter's best tool is the one that a call would be of."""
+
+_Cost = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
-class ToolCost(msgspec.Struct, frozen=True):
+class ToolCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one call of a tool costs beside the model's time (``[tools."name"]`` of the configuration)."""
 
-    usd: float = 0.0
-    latency_ms: float = 0.0
+    usd: _Cost = 0.0
+    latency_ms: _Cost = 0.0
     side_effect: bool = False
 
 
 FREE: Final = ToolCost()
+Costs = Sequence[tuple[str, ToolCost]]
+"""Name globs and costs; of several that match the first counts."""
 
 
 class Payoff(msgspec.Struct, frozen=True):
@@ -35,13 +44,46 @@ class Payoff(msgspec.Struct, frozen=True):
     """
 
     call_s: float
-    call_tokens: float
     failure_s: float
+    call_tokens: float = 0.0
     shift_tokens: float = 0.0
     token_s: float = 0.0
     cache_s: float = 0.0
     usd_a_token: float = 0.0
     seconds_a_dollar: float = SECONDS_A_DOLLAR
+
+
+def payoff_of(values: Mapping[str, float]) -> Payoff | None:
+    """The payoff inputs of a profile; None where ``call_s`` and ``failure_s``, without which nothing can be said, are
+    not among them. Other keys are left alone.
+    """
+    if "call_s" not in values or "failure_s" not in values:
+        return None
+    return Payoff(**{name: values[name] for name in Payoff.__struct_fields__ if name in values})
+
+
+def in_order(tools: Mapping[str, ToolCost]) -> tuple[tuple[str, ToolCost], ...]:
+    """The configured costs, exact names before globs and longer globs before shorter ones."""
+    return tuple(sorted(tools.items(), key=lambda item: (any(c in item[0] for c in "*?["), -len(item[0]), item[0])))
+
+
+def cost_of(offered: Sequence[str], tool: str, probability: float, costs: Costs) -> ToolCost:
+    """What the call would cost that a skip saves.
+
+    tool, probability: the ToolRouter's best. Where it is unsure the mean of the offered tools is taken, to which one
+    with a side effect adds nothing: it is never skipped for its cost.
+    """
+    if tool and probability >= LIKELY:
+        return _configured(tool, costs)
+    found = [FREE if cost.side_effect else cost for cost in (_configured(name, costs) for name in offered)]
+    if not found:
+        return FREE
+    usd, latency_ms = (math.fsum(getattr(cost, key) for cost in found) / len(found) for key in ("usd", "latency_ms"))
+    return ToolCost(usd=usd, latency_ms=latency_ms)
+
+
+def _configured(name: str, costs: Costs) -> ToolCost:
+    return next((cost for glob, cost in costs if fnmatch.fnmatchcase(name, glob)), FREE)
 
 
 def saved_s(payoff: Payoff, tool: ToolCost = FREE) -> float:

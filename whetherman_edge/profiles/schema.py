@@ -5,6 +5,8 @@ A profile file is ours, so unknown fields are refused; every message names the f
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +30,10 @@ N_MEASURED_MAX = 100_000
 # The stated bound is a number that was written and read; it is recomputed from the counts all the same.
 _BOUND_TOLERANCE = 1e-4
 
+_QUANTISATION = re.compile(
+    r"[-_.:]((?:i?q\d(?:[-_](?:[0-9a-z]{1,3}))*)|bf16|f(?:p)?(?:8|16|32)|int[48]|awq|gptq|mxfp4)(?![0-9a-z])"
+)
+_SEPARATORS = re.compile(r"[-_.:\s]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -288,6 +294,41 @@ def check_features(profile: Profile, name: str, available: Sequence[str]) -> Non
             f"profile {name!r}: layer.features: the engine has no {missing[0]!r}"
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}; calibrate again with this version"
         )
+
+
+def basis_of(profile: Profile) -> str:
+    """What tells one calibration of an agent from another: 12 hex digits of the profile's own."""
+    parts = (profile.created, profile.probes_sha256, profile.engine.sha256, profile.agent.model)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def measured_on(profile: Profile, model: str) -> bool:
+    """True when a request's model is the one that was measured, as far as its name tells.
+
+    Folders, ``.gguf`` and ``:latest`` do not count, nor does a quantisation that one side leaves out. A request or a
+    profile without a model name says nothing against it.
+    """
+    name, quantisation = _model_name(model)
+    own, own_quantisation = _model_name(profile.agent.model)
+    own_quantisation = _plain(profile.agent.quantisation) or own_quantisation
+    if quantisation and own_quantisation and quantisation != own_quantisation:
+        return False
+    return not name or not own or name == own
+
+
+@functools.lru_cache(maxsize=512)
+def _model_name(model: str) -> tuple[str, str]:
+    """(name, quantisation) of a model as requests name it, both reduced to what matters."""
+    name = model.strip().casefold().replace("\\", "/").rstrip("/").rpartition("/")[2]
+    name = name.removesuffix(".gguf").removesuffix(":latest")
+    found = _QUANTISATION.search(name)
+    if found is None:
+        return _plain(name), ""
+    return _plain(name[: found.start()] + name[found.end() :]), _plain(found[1])
+
+
+def _plain(name: str) -> str:
+    return _SEPARATORS.sub("-", name.strip().casefold()).strip("-")
 
 
 def _problems(profile: Profile) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp.web_request import BaseRequest
 
@@ -24,7 +25,7 @@ class Health:
 
     ``gate_fault``: returns why the gate cannot judge (missing or broken artifact), or "" when it can. ``backbone``:
     where its second stage stands; without that one the gate judges all the same. ``count``: brings the counters up to
-    date.
+    date. ``field``: which profiles cannot be used, and what the requests showed of agents.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Health:
         version: str,
         backbone: Callable[[], dict[str, str]] = lambda: {"state": "off", "detail": ""},
         count: Callable[[], None] = lambda: None,
+        field: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._upstream = upstream
         self._learned = learned
@@ -44,6 +46,7 @@ class Health:
         self._version = version
         self._backbone = backbone
         self._count = count
+        self._field = field
         self._reachable = False
         self._checked_at_s = -READY_CACHE_S
         self._checking = asyncio.Lock()
@@ -69,6 +72,7 @@ class Health:
             "upstream": self._upstream.target.url,
             "upstream_kind": self._learned.kind,
             "backbone": self._backbone(),
+            "profiles": self._field(),
         }
         return await reply.send_json(200, "OK", value)
 

@@ -24,25 +24,28 @@ from whetherman_edge.dialects.openai_chat import bypass_reason
 from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.dialects.tool_cache import ToolCache
-from whetherman_edge.errors import ArtifactError, EnvironmentFault, ProfileError, ProfileNotFound, ViewError
+from whetherman_edge.errors import ArtifactError, EnvironmentFault, OverLimit, ProfileError, ProfileNotFound, ViewError
 from whetherman_edge.gate import intervention, loop_guard, policy
-from whetherman_edge.gate.backoff import Outcome
+from whetherman_edge.gate.backoff import Outcome, in_session
 from whetherman_edge.gate.intervention import InterventionSettings
 from whetherman_edge.gate.policy import PolicySettings, SessionState
 from whetherman_edge.gate.verdict import Decision, Mode, Verdict
 from whetherman_edge.gate.wordings import DEFAULT_WORDING
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.profiles.schema import Profile, Tau, basis_of, measured_on
 from whetherman_edge.proxy.breaker import FAILURES_MAX, Breaker
 from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.learned import Learned
-from whetherman_edge.proxy.sessions import Sessions
+from whetherman_edge.proxy.sessions import Sessions, drawn
 from whetherman_edge.proxy.upstream import Headers
 
 log = logging.getLogger(__name__)
 
 # A judge that waits keeps the deadline itself, and then has a verdict to give; this is for one that does not.
 GRACE_S = 0.05
+
+# So many interventions of an agent go by what calibration measured; then a share of them is left out, to measure on.
+SHADOW_AFTER = 20
 
 _MODES = frozenset({"off", "shadow", "enforce"})
 
@@ -78,7 +81,8 @@ class Ruling(msgspec.Struct, frozen=True):
     """What is done with one request, and what is said about it.
 
     ``plain``: the body with its content coding undone, b"" where it was not read. ``plan``: the intervention, when it
-    is applied. ``session``: the dialogue's state when it was ruled on. ``agent``: key of the agent's back-off.
+    is applied. ``session``: the dialogue's state when it was ruled on. ``agent``: key of the agent's back-off,
+    ``basis``: of the profile that it is about.
     ``repeats``: how often the last call came back with the same result. ``ms``: time from body to ruling.
     """
 
@@ -92,6 +96,7 @@ class Ruling(msgspec.Struct, frozen=True):
     session: SessionState = SessionState()
     session_id: str = ""
     agent: str = ""
+    basis: str = ""
     profile: str = ""
     repeats: int = 0
 
@@ -127,6 +132,8 @@ class _Case(msgspec.Struct, frozen=True):
     session: SessionState
     session_id: str
     agent: str
+    basis: str
+    foreign: bool
     profile_name: str
     started_s: float
 
@@ -195,29 +202,41 @@ class Gating:
         if asked == "off" or self._config.mode == "off":
             return self._unscored("bypass:off", "off", started_s)
         if requested and asked is None:  # a wish that is not understood: nothing is done to the request
-            log.warning("event=unknown_mode value=%r hint=off_shadow_or_enforce", requested[:20])
+            log.warning("event=unknown_mode hint=off_shadow_or_enforce")
             return self._unscored("bypass:unknown_mode", "off", started_s)
         if dialect.untouchable is not None and dialect.untouchable(headers):
             return self._unscored("bypass:subscription", "off", started_s)
+        seen = self._view(headers, body, dialect)
+        if isinstance(seen, str):
+            return self._unscored(seen, "shadow", started_s)
+        plain, chat = seen
         try:
-            plain = inflate(body, headers.get("Content-Encoding", ""), self._config.gate_body_bytes_max)
-            chat = dialect.view(plain, self._tools)
-        except Refusal:
-            return self._unscored("bypass:encoding", "shadow", started_s)
-        except ViewError:
-            return self._unscored("view_error", "shadow", started_s)
-        except Exception:
-            log.exception("event=view_failed")
-            return self._unscored("view_error", "shadow", started_s)
-        bypass = bypass_reason(chat)
-        if bypass is None and self._never_gated(chat.model):
-            bypass = "bypass:model"
-        try:
+            bypass = bypass_reason(chat)
+            if bypass is None and self._never_gated(chat.model):
+                bypass = "bypass:model"
             if bypass is not None:
                 return self._bypassed(bypass, asked, plain, chat, started_s)
+            if self._config.strip_unsupported and self._learned.takes_no_tools(chat.model):
+                mode = policy.mode_for(self._config.mode, asked, None, self._config.force)
+                return _stripped(self._unscored("tools_unsupported", mode, started_s, chat), plain)
             return self._judged(headers, plain, chat, asked, started_s)
         except Exception as exc:
             return self._broken(exc, chat, started_s)
+
+    def _view(self, headers: Mapping[str, str], body: bytes, dialect: Dialect) -> tuple[bytes, ChatView] | str:
+        """The body without its content coding, and the view of it; or the reason why there is none."""
+        try:
+            plain = inflate(body, headers.get("Content-Encoding", ""), self._config.gate_body_bytes_max)
+            return plain, dialect.view(plain, self._tools)
+        except Refusal:
+            return "bypass:encoding"
+        except OverLimit:
+            return "bypass:oversize"
+        except ViewError:
+            return "view_error"
+        except Exception:
+            log.exception("event=view_failed")
+            return "view_error"
 
     def _broken(self, exc: Exception, chat: ChatView, started_s: float) -> Ruling:
         """A fault of our own: logged, counted, and the request passes."""
@@ -250,19 +269,28 @@ class Gating:
     def _judged(
         self, headers: Mapping[str, str], plain: bytes, chat: ChatView, asked: Mode | None, started_s: float
     ) -> Ruling | Pending:
-        name = headers.get("x-whetherman-profile", "") or self._config.profile_for_model(chat.model)
-        name = name or self._config.profile
+        asked_for = headers.get("x-whetherman-profile", "")
+        name = asked_for or self._config.profile_for_model(chat.model) or self._config.profile
         profile, fault = self._profile(name)
         agent = f"profile:{name}" if name else f"model:{chat.model[:200]}"
         session_id = headers.get("x-session-id", "")[:200]
+        basis = basis_of(profile) if profile is not None else ""
+        mode = policy.mode_for(self._config.mode, asked, profile, self._config.force)
+        # Who names the profile in the request, or gives it to just this model, knows that it is another's.
+        named = bool(asked_for) or chat.model in self._config.agents
+        foreign = profile is not None and not named and self._is_foreign(profile, chat.model, agent, name, basis)
+        if (foreign and self._config.force is None) or fault:
+            mode = "shadow"
         case = _Case(
             chat=chat,
             plain=plain,
             profile=profile,
-            mode=policy.mode_for(self._config.mode, asked, profile, self._config.force),
-            session=self._sessions.session(chat, session_id, agent),
+            mode=mode,
+            session=self._sessions.session(chat, session_id, agent, basis),
             session_id=session_id,
             agent=agent,
+            basis=basis,
+            foreign=foreign,
             profile_name=name,
             started_s=started_s,
         )
@@ -270,6 +298,17 @@ class Gating:
         if isinstance(verdict, (Verdict, str)):
             return self._ruled(case, verdict)
         return Pending(case.mode == "enforce", lambda: self._awaited(case, verdict))
+
+    def _is_foreign(self, profile: Profile, model: str, agent: str, name: str, basis: str) -> bool:
+        """Whether the profile was measured on another model, or on other weights of it; said once."""
+        if measured_on(profile, model):
+            self._sessions.advise(agent, "", basis)
+            return False
+        measured = " ".join(filter(None, (profile.agent.model, profile.agent.quantisation)))
+        advice = f"measured on {measured[:200]!r}, requests now name {model[:200]!r}: calibrate again"
+        if self._sessions.advise(agent, advice, basis):
+            log.warning("event=recalibrate profile=%s detail=%r hint=in_shadow_until_then", name, advice)
+        return True
 
     async def _awaited(self, case: _Case, verdict: Awaitable[Verdict | str]) -> Ruling:
         """The ruling once the verdict is there."""
@@ -287,6 +326,10 @@ class Gating:
             self._counters.add("verdicts_total", (("engine", verdict.engine),))
             decision = policy.decide(verdict, chat, profile, session, self._settings)
         plan: Intervention | None = None
+        if decision.label != "ACT" and case.foreign:
+            decision = msgspec.structs.replace(decision, reason="profile_foreign")
+        if decision.reason == "scored" and self._draws(case, decision):
+            decision, mode = msgspec.structs.replace(decision, reason="shadow_share"), "shadow"
         if policy.may_apply(decision, mode, profile, self._config.force):
             plan = self._plan(decision, chat, profile, session)
             if plan is None:
@@ -307,9 +350,19 @@ class Gating:
             session=session,
             session_id=case.session_id,
             agent=case.agent,
+            basis=case.basis,
             profile=case.profile_name,
             repeats=repeats,
         )
+
+    def _draws(self, case: _Case, decision: Decision) -> bool:
+        """Whether this request, which would be changed, is one of the share that goes out as it came."""
+        share = self._config.shadow_share
+        if share <= 0.0 or case.session.n_applied < SHADOW_AFTER:
+            return False
+        if not policy.may_apply(decision, case.mode, case.profile, self._config.force):
+            return False
+        return drawn(case.chat, case.session_id, share)
 
     def _plan(
         self, decision: Decision, chat: ChatView, profile: Profile | None, session: SessionState
@@ -340,29 +393,46 @@ class Gating:
         chat = ruling.chat
         if chat is None or not ruling.agent:
             return
+        session = ruling.session
+        if session.follows_skip(chat):
+            called = calls > 0 and not ruling.applied
+            follow: Outcome = "repeated" if session.user_repeats(chat) else "called_next" if called else "went_on"
+            session = self._record(ruling, session, follow)
         if ruling.plan is not None and ruling.decision.label != "ACT":
-            failed: Outcome = "leaked" if ruling.plan.withholds else "ignored"
-            self._record(ruling.agent, failed if calls else "kept")
+            outcomes: tuple[Outcome, Outcome] = ("kept", "leaked") if ruling.plan.withholds else ("heeded", "ignored")
+            session = self._record(ruling, session, outcomes[calls > 0])
         stripped = ruling.plan is not None and ruling.plan.strip
-        state = ruling.session.after(ruling.decision, chat, applied=ruling.applied, stripped=stripped)
+        state = session.after(ruling.decision, chat, applied=ruling.applied, stripped=stripped)
         self._sessions.keep(chat, ruling.session_id, state)
 
     def leaked(self, ruling: Ruling) -> Ruling:
         """The model wrote a call although the tools were withheld: count it; the ruling for the original bytes."""
         self._counters.add("leaked_call_total")
-        self._record(ruling.agent, "leaked")
-        return ruling.reopened("leaked_call")
+        session = self._record(ruling, ruling.session, "leaked")
+        return msgspec.structs.replace(ruling.reopened("leaked_call"), session=session)
 
     def refused(self, ruling: Ruling) -> Ruling:
         """The upstream refused the edited request: remember that; the ruling for the original bytes."""
+        session = ruling.session
         if ruling.chat is not None and ruling.plan is not None:
             self._learned.refused(ruling.chat.model, ruling.plan.mode)
             log.warning("event=intervention_refused plan=%s", ruling.plan.mode)
-        return ruling.reopened("refused")
+            session = self._record(ruling, session, "refused")
+        return msgspec.structs.replace(ruling.reopened("refused"), session=session)
 
-    def _record(self, agent: str, outcome: Outcome) -> None:
-        if agent and self._sessions.record(agent, outcome).backed_off and outcome != "kept":
-            log.warning("event=backed_off cause=%s hint=this_agent_does_not_go_along_with_withholding", outcome)
+    def without_tools(self, ruling: Ruling) -> tuple[bytes, Ruling]:
+        """The model takes no tools: remember that; the bytes without them, and the ruling that goes with these."""
+        if ruling.chat is not None:
+            self._learned.refused_tools(ruling.chat.model)
+        return self.edit(ruling.plain, _stripped(ruling.reopened("tools_unsupported"), ruling.plain))
+
+    def _record(self, ruling: Ruling, session: SessionState, outcome: Outcome) -> SessionState:
+        """Count an outcome for the agent and for the dialogue, whose state comes back."""
+        if ruling.agent and not session.backed_off:
+            state = self._sessions.record(ruling.agent, outcome, ruling.basis)
+            if state.backed_off:
+                log.warning("event=backed_off cause=%s hint=the_evidence_is_against_withholding", state.stopped)
+        return msgspec.structs.replace(session, evidence=in_session(session.evidence, outcome))
 
     def _verdict(self, chat: ChatView, profile: Profile | None) -> Verdict | str | Awaitable[Verdict | str]:
         """A valid verdict, or the reason why there is none; awaited where the judge needs time."""
@@ -419,6 +489,13 @@ class Gating:
     def _unscored(self, reason: str, mode: Mode, started_s: float, chat: ChatView | None = None) -> Ruling:
         ms = (time.perf_counter() - started_s) * 1e3
         return Ruling(decision=policy.unscored(reason), mode=mode, ms=ms, chat=chat)
+
+
+def _stripped(ruling: Ruling, plain: bytes) -> Ruling:
+    """The ruling for a request whose tools are taken out because the model takes none, whatever was decided."""
+    decision = msgspec.structs.replace(ruling.decision, label="ACT")  # nothing is steered, so nothing is learned of it
+    plan = Intervention(mode="strip", strip=True)
+    return msgspec.structs.replace(ruling, decision=decision, plain=plain, plan=plan, applied=True)
 
 
 def _edit_without_words(body: bytes, ruling: Ruling, chat: ChatView, plan: Intervention) -> tuple[bytes, Ruling]:

@@ -1,18 +1,24 @@
 """What is remembered between requests: of a dialogue (was it just asked back?) and of an agent (does it go along?).
 
-Bounded, in memory only, no text kept: a dialogue's key is the client's ``x-session-id``, or hashes of the model and of
-the first system and user texts, which stay the same while a dialogue grows.
+Bounded, no text kept: a dialogue's key is the client's ``x-session-id``, or hashes of the model and of the first system
+and user texts, which stay the same while a dialogue grows. What the field showed of an agent outlives the process
+(``profiles.field``): ``records`` gives it out, and a new Sessions takes it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import msgspec
 
 from whetherman_edge.dialects.chat import ChatView
-from whetherman_edge.gate.backoff import AgentState, Outcome
+from whetherman_edge.gate.backoff import RATES, AgentState, Evidence, Outcome, session_stopped
 from whetherman_edge.gate.policy import SessionState
+from whetherman_edge.profiles.field import FieldRecord
 
 # A laptop has a handful of dialogues at a time; a forgotten one costs at most one more question by the model.
 SESSIONS_MAX = 1_024
@@ -24,21 +30,48 @@ _NEW_SESSION = SessionState()
 _NEW_AGENT = AgentState()
 
 
+class Agent(msgspec.Struct, frozen=True):
+    """An agent's state, the profile it is about (``basis``), and why it should be calibrated again, or ""."""
+
+    state: AgentState = _NEW_AGENT
+    basis: str = ""
+    advice: str = ""
+    at_s: float = 0.0
+
+
 class Sessions:
-    """Owns SessionState by dialogue and AgentState by agent; both forget the least recently used."""
+    """Owns SessionState by dialogue and Agent by agent; both forget the least recently used.
 
-    def __init__(self) -> None:
+    ``known``: records of an earlier process. ``clock``: Unix time. ``n_changes`` grows with every change of an agent;
+    ``on_stop`` is called when one was stopped or got an advice.
+    """
+
+    def __init__(self, known: Mapping[str, FieldRecord] | None = None, clock: Callable[[], float] = time.time) -> None:
         self._sessions: OrderedDict[Key, SessionState] = OrderedDict()
-        self._agents: OrderedDict[str, AgentState] = OrderedDict()
+        self._agents: OrderedDict[str, Agent] = OrderedDict()
+        self._clock = clock
+        self.n_changes = 0
+        self.on_stop: Callable[[], None] = lambda: None
+        for agent, record in sorted((known or {}).items(), key=lambda item: item[1].at_s)[-AGENTS_MAX:]:
+            self._agents[agent] = _restored(record)
 
-    def session(self, chat: ChatView, session_id: str, agent: str) -> SessionState:
-        """The state of this dialogue, with its agent's back-off filled in."""
+    def session(self, chat: ChatView, session_id: str, agent: str, basis: str = "") -> SessionState:
+        """The state of this dialogue, with its agent's back-off filled in.
+
+        basis: digest of the agent's profile; evidence about another one does not count.
+        """
         state = self._sessions.get(key_of(chat, session_id), _NEW_SESSION) if self._sessions else _NEW_SESSION
-        known = self._agents.get(agent, _NEW_AGENT) if self._agents else _NEW_AGENT
-        backed_off, notes_ignored = known.backed_off, known.notes_ignored
-        if not backed_off and not notes_ignored:
+        found = self._agents.get(agent) if self._agents else None
+        known = found.state if found is not None and found.basis == basis else _NEW_AGENT
+        stopped = session_stopped(state.evidence)
+        if known is _NEW_AGENT and not stopped:
             return state
-        return msgspec.structs.replace(state, backed_off=backed_off, notes_ignored=notes_ignored)
+        return msgspec.structs.replace(
+            state,
+            backed_off=known.backed_off or stopped,
+            notes_ignored=known.notes_ignored,
+            n_applied=known.n_applied,
+        )
 
     def keep(self, chat: ChatView, session_id: str, state: SessionState) -> None:
         """Remember a dialogue's state; the initial one is not worth a place."""
@@ -53,16 +86,54 @@ class Sessions:
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
 
-    def record(self, agent: str, outcome: Outcome) -> AgentState:
-        """Count the outcome of one applied intervention; returns the agent's new state."""
-        state = self._agents.pop(agent, _NEW_AGENT).after(outcome)
-        self._agents[agent] = state
+    def record(self, agent: str, outcome: Outcome, basis: str = "") -> AgentState:
+        """Count one outcome; returns the agent's new state."""
+        found = self._agents.pop(agent, None)
+        if found is None or found.basis != basis:
+            found = Agent(basis=basis)
+        state = found.state.after(outcome)
+        self._put(agent, msgspec.structs.replace(found, state=state, at_s=self._clock()))
+        if state.stopped and not found.state.stopped:
+            self.on_stop()
+        return state
+
+    def advise(self, agent: str, advice: str, basis: str = "") -> bool:
+        """Keep why an agent should be calibrated again ("": no longer); True when that is news."""
+        found = self._agents.get(agent)
+        known = found if found is not None and found.basis == basis else Agent(basis=basis)
+        if known.advice == advice:
+            return False
+        self._put(agent, msgspec.structs.replace(known, advice=advice, at_s=self._clock()))
+        self.on_stop()
+        return True
+
+    def records(self) -> dict[str, FieldRecord]:
+        """What the field showed of each agent, for the file."""
+        return {agent: _record(found) for agent, found in self._agents.items()}
+
+    def _put(self, agent: str, value: Agent) -> None:
+        self.n_changes += 1
+        self._agents[agent] = value
+        self._agents.move_to_end(agent)
         if len(self._agents) > AGENTS_MAX:
             self._agents.popitem(last=False)
-        return state
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+
+def drawn(chat: ChatView, session_id: str, share: float) -> bool:
+    """True for a ``share`` of all requests, by lot; the same for a request that is sent again, also after a restart."""
+    digest = hashlib.blake2b(digest_size=8)
+    if session_id:
+        digest.update(session_id.encode("utf-8", "replace"))
+    else:
+        first_user = next((message.text for message in chat.messages if message.role == "user"), "")
+        first = chat.messages[0].text if chat.messages and chat.messages[0].role == "system" else ""
+        for text in (chat.model, first, first_user):
+            digest.update(text.encode("utf-8", "replace") + b"\0")
+    digest.update(b"%d" % len(chat.messages))
+    return int.from_bytes(digest.digest(), "big") < share * 2.0**64
 
 
 def key_of(chat: ChatView, session_id: str) -> Key:
@@ -72,3 +143,24 @@ def key_of(chat: ChatView, session_id: str) -> Key:
     first_user = next((message.text for message in chat.messages if message.role == "user"), "")
     first = chat.messages[0].text if chat.messages and chat.messages[0].role == "system" else ""
     return (chat.model, hash(first), hash(first_user))
+
+
+def _record(found: Agent) -> FieldRecord:
+    state = found.state
+    tests: dict[str, tuple[int, float]] = {name: (getattr(state, name).n, getattr(state, name).e) for name in RATES}
+    return FieldRecord(
+        basis=found.basis,
+        at_s=found.at_s,
+        tests=tests,
+        n_applied=state.n_applied,
+        stopped=state.stopped,
+        advice=found.advice,
+    )
+
+
+def _restored(record: FieldRecord) -> Agent:
+    """The agent of a record; what the file says of tests that there are none of is left out."""
+    evidence = {name: Evidence(*record.tests[name]) for name in RATES if name in record.tests}
+    stopped = cast("Any", record.stopped if record.stopped in RATES else "")
+    state = AgentState(**evidence, n_applied=record.n_applied, stopped=stopped)
+    return Agent(state, record.basis, record.advice, record.at_s)

@@ -1,0 +1,86 @@
+"""What the field showed of each agent, on disk between two runs of the daemon: small, versioned, no text of a prompt.
+
+``agents.json`` in the state folder. Written whole and atomically; a file that is broken or of another version is left
+out of account, since all it costs is that the evidence starts anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+log = logging.getLogger(__name__)
+
+NAME = "agents.json"
+VERSION = 1
+FILE_BYTES_MAX = 1 << 20
+# Evidence this old says little about a model server of today, and a stop should not outlive its cause.
+AGE_DAYS_MAX = 30.0
+
+
+class FieldRecord(msgspec.Struct, frozen=True):
+    """One agent's evidence.
+
+    ``basis``: digest of the profile that it is about, "" without one. ``at_s``: Unix time of the last change.
+    ``tests``: (n, e) of each sequential test by name (``gate.backoff``). ``stopped``: the test that ended withholding,
+    or "". ``advice``: why the agent should be calibrated again, or "".
+    """
+
+    basis: str
+    at_s: float
+    tests: dict[str, tuple[int, float]] = {}
+    n_applied: int = 0
+    stopped: str = ""
+    advice: str = ""
+
+
+class FieldState(msgspec.Struct, frozen=True):
+    """The file: records by agent ("profile:NAME" or "model:NAME")."""
+
+    version: int = VERSION
+    agents: dict[str, FieldRecord] = {}
+
+
+def default_path() -> Path:
+    """In the folder that systemd gives the service (``StateDirectory=``), else in the user's state folder."""
+    folder = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return (Path(folder) if folder else Path(platformdirs.user_state_dir("whetherman"))) / NAME
+
+
+def read(path: Path, now_s: float) -> dict[str, FieldRecord]:
+    """The records that are not too old; none where the file is missing or cannot be used."""
+    try:
+        with path.open("rb") as file:
+            state = msgspec.json.decode(file.read(FILE_BYTES_MAX), type=FieldState)
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        log.warning("event=field_state_unusable path=%s error=%s hint=evidence_starts_anew", path, type(exc).__name__)
+        return {}
+    if state.version != VERSION:
+        log.warning("event=field_state_unusable path=%s version=%d expected=%d", path, state.version, VERSION)
+        return {}
+    oldest_s = now_s - AGE_DAYS_MAX * 86_400.0
+    return {agent: record for agent, record in state.agents.items() if record.at_s >= oldest_s}
+
+
+def write(path: Path, agents: dict[str, FieldRecord]) -> None:
+    """Replace the file; readable by its owner alone. Blocks for the disk. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = msgspec.json.encode(FieldState(agents=agents))
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".agents-")  # mode 0600
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
