@@ -72,3 +72,12 @@ def test_r13_a_refusal_narrows_the_capability_of_that_model_only():
     assert not learned.capability("qwen").honours_none
     assert learned.capability("other").prefill != "no"
     assert learned.capability("other").honours_none
+
+
+def test_r13_a_refusal_in_one_dialect_says_nothing_of_another():
+    learned = Learned("llamacpp")
+    learned.refused("qwen", "none", "openai_chat")
+    assert learned.refuses("qwen", "none", "openai_chat")
+    assert not learned.refuses("qwen", "none", "anthropic")
+    fresh = Learned("llamacpp").capability("qwen", "anthropic")
+    assert learned.capability("qwen", "anthropic") == fresh

@@ -371,7 +371,7 @@ class Gating:
         capability = self._learned.capability(chat.model, chat.dialect)
         settings = self._intervention_settings(profile)
         plan = intervention.plan(decision, chat, capability, settings, session)
-        if plan is not None and self._learned.refuses(chat.model, plan.mode):
+        if plan is not None and self._learned.refuses(chat.model, plan.mode, chat.dialect):
             noted = msgspec.structs.replace(settings, mode="note")
             other = intervention.plan(decision, chat, capability, noted, session)
             return None if other is not None and other.mode == plan.mode != "note" else other
@@ -415,7 +415,7 @@ class Gating:
         """The upstream refused the edited request: remember that; the ruling for the original bytes."""
         session = ruling.session
         if ruling.chat is not None and ruling.plan is not None:
-            self._learned.refused(ruling.chat.model, ruling.plan.mode)
+            self._learned.refused(ruling.chat.model, ruling.plan.mode, ruling.chat.dialect)
             log.warning("event=intervention_refused plan=%s", ruling.plan.mode)
             session = self._record(ruling, session, "refused")
         return msgspec.structs.replace(ruling.reopened("refused"), session=session)

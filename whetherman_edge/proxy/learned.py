@@ -19,7 +19,8 @@ class Learned:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._refused: OrderedDict[str, frozenset[InterventionMode]] = OrderedDict()
+        # By dialect too: one server takes a prefill in its own format and refuses it in the other one's.
+        self._refused: OrderedDict[tuple[str, str], frozenset[InterventionMode]] = OrderedDict()
         self._toolless: OrderedDict[str, None] = OrderedDict()
 
     def start_anew(self, kind: str) -> None:
@@ -29,9 +30,9 @@ class Learned:
         self._toolless.clear()
 
     def capability(self, model: str, dialect: str = "openai_chat") -> Capability:
-        """The kind's capability in this dialect, less what this model's server refused."""
+        """The kind's capability in this dialect, less what this model's server refused in it."""
         capability = capability_of(self.kind, dialect)
-        refused = self._refused.get(model)
+        refused = self._refused.get((dialect, model))
         if refused is None:
             return capability
         if "prefill" in refused:
@@ -42,13 +43,14 @@ class Learned:
             capability = msgspec.structs.replace(capability, accepts_strip_with_history=False)
         return capability
 
-    def refuses(self, model: str, mode: InterventionMode) -> bool:
+    def refuses(self, model: str, mode: InterventionMode, dialect: str = "openai_chat") -> bool:
         """Whether this intervention was refused before."""
-        return mode in self._refused.get(model, frozenset())
+        return mode in self._refused.get((dialect, model), frozenset())
 
-    def refused(self, model: str, mode: InterventionMode) -> None:
+    def refused(self, model: str, mode: InterventionMode, dialect: str = "openai_chat") -> None:
         """Remember that a request with this intervention failed where the original one did not."""
-        self._refused[model] = self._refused.pop(model, frozenset()) | {mode}
+        key = dialect, model
+        self._refused[key] = self._refused.pop(key, frozenset()) | {mode}
         if len(self._refused) > MODELS_MAX:
             self._refused.popitem(last=False)
 
