@@ -248,6 +248,25 @@ def test_tools_blocks_come_back_after_a_restart(gemma_q4: Path, tmp_path: Path) 
         assert cosine(row, other) >= FLOOR
 
 
+def test_new_tools_are_saved_while_nobody_asks(gemma_q4: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saves, saved = [], threading.Event()
+
+    def save(_path, _key, roots) -> int:
+        saves.append(len(list(roots)))
+        saved.set()
+        return saves[-1]
+
+    monkeypatch.setattr(module.persist, "save", save)
+    monkeypatch.setattr(module, "SAVE_IDLE_S", 0.01)
+    one = Worker(gemma_q4, settings(saved=tmp_path / "p", saved_key=Key("a" * 64, LAYER, "compact"), save=True))
+    one.start()
+    ask(one, prompt(body(18)))
+    assert saved.wait(WAIT_S)
+    ask(one, prompt(body(19)))  # the same tools: nothing new to save, not even at the stop
+    one.stop()
+    assert saves == [1]
+
+
 def test_the_cells_hold_tools_alone_when_saved(gemma_q4: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept = []
     monkeypatch.setattr(module.persist, "save", lambda _path, _key, roots: kept.extend(roots) or len(kept))

@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 QUEUE_MAX: Final = 32
 """Jobs waiting at once. At 60 ms a job the last one waits two seconds, beyond any useful deadline."""
-RESULTS_MAX: Final = 256
-"""Answers kept by prompt: 2.6 KB each; tool states are shared with the prefix they came from."""
 PIECE_CHARS_MAX: Final = 2_000_000
 """Text of the tokenised pieces kept: with their ids (4 bytes a token) some 5 MB."""
+SAVE_IDLE_S: Final = 60.0
+"""Without a job for so long, new tools blocks are saved: a process that is killed has saved nothing at its stop."""
 STOP_TIMEOUT_S: Final = 5.0
 WATCH_S: Final = 1.0
 
@@ -63,7 +63,8 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     """Sizes of the worker. ``n_cells`` tokens of keys and values cost about 1 KB a layer each. ``wedged_s``: a
     micro-batch of ``chunk`` tokens that takes longer than this never ends (30 s were seen on a starved machine; callers
     have given up long before, by their own deadlines). ``saved``: where tools blocks are kept over
-    a restart, valid under ``saved_key``; ``save``: whether this worker writes it too.
+    a restart, valid under ``saved_key``; ``save``: whether this worker writes it too. ``results_max``: answers
+    kept by prompt, 2.6 KB each (tool states are shared with the prefix they came from).
     """
 
     layer: int
@@ -77,6 +78,7 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     saved: Path | None = None
     saved_key: persist.Key | None = None
     save: bool = False
+    results_max: int = 256
 
 
 class States(msgspec.Struct, frozen=True):
@@ -146,6 +148,7 @@ class Worker:
         self._watcher = threading.Thread(target=self._watch, name="backbone-watch", daemon=True)
         self._context: Context | None = None
         self._saved_key: persist.Key | None = None
+        self._unsaved = False  # there is a tools block that the saved file does not have
         self._cache = PrefixCache(settings.n_seq, settings.n_cells)
         self._no_states = np.zeros((0, 0), dtype=np.float32)
         self._pieces: OrderedDict[Piece, array[int]] = OrderedDict()
@@ -320,21 +323,25 @@ class Worker:
 
     def _next(self) -> Job | None:
         """The next job, callers in turn; None when stopping, or when the watcher gave this thread up."""
-        with self._wake:
-            while not (self._n_waiting or self._stopping or self._dead):
-                self._wake.wait()
-            if self._stopping or self._dead:
-                return None
-            key, queue = next(iter(self._queues.items()))
-            job = queue.popleft()
-            del self._queues[key]
-            if queue:
-                self._queues[key] = queue  # to the back
-            self._n_waiting -= 1
-            self._running, self._running_since_s = job, time.monotonic()
-            self._stop_decode(False)
-            self._busy.set()
-            return job
+        while True:
+            idle_s = SAVE_IDLE_S if self._unsaved and self.settings.save else None
+            with self._wake:
+                if self._wake.wait_for(lambda: bool(self._n_waiting or self._stopping or self._dead), idle_s):
+                    return None if self._stopping or self._dead else self._take()
+            self._save()
+
+    def _take(self) -> Job:
+        """The first job of the caller whose turn it is. ``_wake`` is held, and a job is waiting."""
+        key, queue = next(iter(self._queues.items()))
+        job = queue.popleft()
+        del self._queues[key]
+        if queue:
+            self._queues[key] = queue  # to the back
+        self._n_waiting -= 1
+        self._running, self._running_since_s = job, time.monotonic()
+        self._stop_decode(False)
+        self._busy.set()
+        return job
 
     def _answer(self, network: Network, job: Job) -> States:
         s = self.settings
@@ -357,7 +364,7 @@ class Worker:
             return msgspec.structs.replace(found, n_decoded=0)
         states = self._decode(tokens, job.prompt.tool_names)
         self._results[digest] = states
-        if len(self._results) > RESULTS_MAX:
+        if len(self._results) > self.settings.results_max:
             self._results.popitem(last=False)
         return states
 
@@ -389,6 +396,7 @@ class Worker:
             context.copy(plan.seq, plan.root, tokens.n_tools)
             cache.commit(plan.root, ids[: tokens.n_tools], root=True, shared=0)
             self._tool_states[plan.root] = tools
+            self._unsaved = True
         cache.commit(plan.seq, ids, root=False, shared=tokens.n_tools)
         self._tool_states[plan.seq] = tools
         return States(rows[-1].copy(), tools, tuple(tool_names[: len(tools)]), len(ids), len(ids) - n_reused)
@@ -444,8 +452,9 @@ class Worker:
 
     def _save(self) -> None:
         s, context = self.settings, self._context
-        if not s.save or s.saved is None or self._saved_key is None or context is None:
+        if not s.save or s.saved is None or self._saved_key is None or context is None or not self._unsaved:
             return
+        self._unsaved = False  # whatever comes of it: a full disk is not tried again until there is more to save
 
         def roots() -> Iterator[persist.Root]:
             for entry in reversed(self._cache.entries):
