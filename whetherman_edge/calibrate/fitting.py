@@ -144,7 +144,7 @@ async def fit_rows(
         for row, p_need in zip(own, fit.out_of_fold, strict=True)
         if row.label.proof is not None
     ]
-    # Where the fit split, thin in generators, shows no decision to be of use, all are tried: the proof holds either way.
+    # Where the fit split, thin in generators, shows no decision to be of use, all are tried: the proof holds anyway.
     telling = [s for s in fit_steps if promising([t for t in fit_steps if t.kind == s.kind], alpha)]
     thresholds = choose_by_kind(steps, fit_steps=telling, alpha=alpha, delta=delta)
     kinds = {kind: [step for step in steps if step.kind == kind] for kind in thresholds}

@@ -24,7 +24,7 @@ PROBES: Final = 6
 HALVE_AFTER: Final = 3
 KEPT: Final = 3
 NEAR: Final = 0.1
-"""Arms within this share of a run's seconds of the best one count as equal; the earliest in ALL_ARMS is taken, a note."""
+"""Arms within this share of a run's seconds of the best count as equal; the earliest in ALL_ARMS is taken, a note."""
 _FAMILIES: Final = ("chat", "sufficient", "knowledge", "done", "arithmetic", "context")
 
 

@@ -7,6 +7,7 @@ response), ``run`` (a finished run on a probe).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import TracebackType
@@ -118,11 +119,13 @@ class RunLog:
         """Open or make the log; a torn last line is cut off. Raises EnvironmentFault for a file that is no log."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("a+b")
-            file.seek(0)
-            lines, good = _parse(path, file.read())
-            file.truncate(good)
-            file.seek(0, os.SEEK_END)
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(path.open("a+b"))
+                file.seek(0)
+                lines, good = _parse(path, file.read())
+                file.truncate(good)
+                file.seek(0, os.SEEK_END)
+                stack.pop_all()  # it stays open
         except OSError as exc:
             raise EnvironmentFault(f"{path} cannot be opened: {exc.strerror}; choose another --dir") from exc
         return cls(path, file, lines)

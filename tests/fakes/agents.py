@@ -21,8 +21,9 @@ _NOTES = (*FIRST_STEP.values(), *LATER_STEP.values())
 
 
 class Faults:
-    """What the server does wrong. ``refuse``: so many requests get ``status`` first. ``garbage``: replies are no
-    JSON. ``ignores_tools``: the prompt does not grow with tools. ``hold_after``: from that request on it waits for ever.
+    """What the server does wrong. ``refuse``: so many requests get ``status`` first. ``garbage``: replies are no JSON.
+    ``ignores_tools``: the prompt does not grow with tools. ``hold_after``: after so many requests it waits for ever.
+    ``writes_calls``: calls stand in the text. ``leaks``: steering does not help.
     """
 
     def __init__(
