@@ -90,7 +90,7 @@ def test_prices() -> None:
     [
         (b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}', (7, 2, None)),
         (
-            b'data: {"choices":[]}\n\ndata: {"usage":{"prompt_tokens":9,"completion_tokens":3},"timings":{"cache_n":4}}\n\n',
+            b'data: {"usage":{"prompt_tokens":9,"completion_tokens":3},"timings":{"cache_n":4}}\n\ndata: [DONE]\n\n',
             (9, 3, 4),
         ),
         (b"no JSON", (None, None, None)),
