@@ -120,6 +120,7 @@ class App:
         origin = request.headers.get("Origin")
         if origin is not None and self._guard.origin_allowed(origin):
             reply.extra = _cors(origin)
+            reply.cross_origin = True
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return await self._preflight(request, reply)
         refusal = self._guard.check(request.headers, over_tcp=over_tcp, needs_key=path not in OPEN_PATHS)
@@ -175,7 +176,9 @@ def _cors(origin: str) -> Headers:
 
 
 def _offers_websocket(request: BaseRequest) -> bool:
-    offers = ",".join(request.headers.getall("Upgrade", ()))
+    if "Upgrade" not in request.headers:
+        return False
+    offers = ",".join(request.headers.getall("Upgrade"))
     return any(offer.strip().lower().partition("/")[0] == "websocket" for offer in offers.split(","))
 
 

@@ -36,7 +36,7 @@ NOT_FORWARDED = HOP_BY_HOP | {b"host", b"origin", b"expect", b"x-session-id"}
 OUR_PREFIX = b"x-whetherman-"
 _NO_BODY_STATUS = frozenset({204, 304})
 _LINGER_RESET = struct.pack("ii", 1, 0)
-_ALLOW_ORIGIN = b"access-control-allow-origin"
+_LENGTH_CHARS = len(b"content-length")
 _JSON = (b"Content-Type", b"application/json")
 
 
@@ -84,6 +84,8 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 class Reply:
     """The response to one client request, written as it comes to be.
 
+    ``extra``: headers of ours; ``cross_origin``: among them those that let a page of another origin read it.
+
     It is also what the handler returns to aiohttp's server, which calls ``prepare`` and ``write_eof`` on it (nothing
     is left to do by then) and reads ``keep_alive``.
     """
@@ -95,6 +97,7 @@ class Reply:
         "_head_only",
         "_request",
         "_writer",
+        "cross_origin",
         "error_shape",
         "extra",
         "keep_alive",
@@ -109,6 +112,7 @@ class Reply:
         self._head = b""
         self._head_only = request.method == "HEAD"
         self.extra: Headers = extra or []
+        self.cross_origin = False
         self.keep_alive = request.keep_alive
         self.status = 0
         self.error_shape: ErrorShape = openai_error
@@ -125,7 +129,7 @@ class Reply:
         it exposes stays: that is a list, and ours adds to it.
         """
         kept = end_to_end(headers)
-        if not any(name.lower() == _ALLOW_ORIGIN for name, _ in self.extra):
+        if not self.cross_origin:
             return kept
         return [(name, value) for name, value in kept if not _is_cross_origin_word(name.lower())]
 
@@ -137,9 +141,12 @@ class Reply:
         """
         bodyless = self._head_only or status in _NO_BODY_STATUS
         lines = [b"HTTP/1.1 %d %b" % (status, reason.encode("utf-8", "surrogateescape"))]
-        lines += [name + b": " + value for name, value in headers]
+        sized = body_bytes is not None
+        for name, value in headers:
+            lines.append(name + b": " + value)
+            if len(name) == _LENGTH_CHARS and name.lower() == b"content-length":
+                sized = True
         lines += [name + b": " + value for name, value in self.extra]
-        sized = body_bytes is not None or any(name.lower() == b"content-length" for name, _ in headers)
         if body_bytes is not None and status not in _NO_BODY_STATUS:
             lines.append(b"Content-Length: %d" % body_bytes)
         if not sized and not bodyless:
