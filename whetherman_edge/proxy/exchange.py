@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 
 from aiohttp.web_request import BaseRequest
 
@@ -37,6 +37,43 @@ _ENCODED = (b"accept-encoding", b"if-none-match")
 _EDITED = (b"content-encoding", b"content-md5", b"digest", b"content-digest")
 
 Body = bytes | AsyncIterable[bytes]
+
+
+class _Judging:
+    """The gate's work on one request, which may begin before the request is sent or while it is answered."""
+
+    __slots__ = ("_begun", "_judge", "_waiting")
+
+    def __init__(self, judge: Callable[[], Ruling | Pending]) -> None:
+        self._judge = judge
+        self._begun: Ruling | Pending | None = None
+        self._waiting: asyncio.Future[Ruling] | None = None
+
+    def start(self) -> Ruling | Pending:
+        """Judge as far as that needs no waiting."""
+        if self._begun is None:
+            self._begun = self._judge()
+        return self._begun
+
+    def begin(self) -> None:
+        """Judge, and let what needs waiting run."""
+        begun = self.start()
+        if isinstance(begun, Pending) and self._waiting is None:
+            self._waiting = asyncio.ensure_future(begun.ruling())
+
+    async def ruling(self) -> Ruling:
+        """The ruling, once it is there."""
+        self.begin()
+        if self._waiting is not None:
+            return await self._waiting
+        begun = self.start()
+        assert isinstance(begun, Ruling)
+        return begun
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if self._waiting is not None:
+            self._waiting.cancel()
 
 
 class Exchange:
@@ -81,9 +118,12 @@ class Exchange:
         if not isinstance(body, bytes):
             return await self._large(request, reply, body, dialect, started_s)
         body = self._repairs.roles(request, body, dialect)  # the same bytes, unless map_developer is on
-        begun = self._gating.begin(request.headers, body, dialect)  # view, judge, decide, plan
+        judging = _Judging(lambda: self._gating.begin(request.headers, body, dialect))  # view, judge, decide, plan
+        if self._gating.leaves_alone(request.headers):
+            return await self._alongside(request, reply, body, judging, dialect, started_s)
+        begun = judging.start()
         if isinstance(begun, Pending) and not begun.may_apply:
-            return await self._alongside(request, reply, body, begun, dialect, started_s)
+            return await self._alongside(request, reply, body, judging, dialect, started_s)
         ruling = await begun.ruling() if isinstance(begun, Pending) else begun
         sent, ruling = self._gating.edit(body, ruling)  # the body itself, unless the ruling is applied
         try:
@@ -98,23 +138,22 @@ class Exchange:
         return reply
 
     async def _alongside(
-        self, request: BaseRequest, reply: Reply, body: bytes, pending: Pending, dialect: Dialect, started_s: float
+        self, request: BaseRequest, reply: Reply, body: bytes, judging: _Judging, dialect: Dialect, started_s: float
     ) -> Reply:
-        """A request that goes out as it came: the model starts at once, the verdict is awaited meanwhile."""
-        judging = asyncio.ensure_future(pending.ruling())
+        """A request that goes out as it came: the model starts at once, it is judged meanwhile."""
         try:
-            response = await self.send(request, body)
+            response = await self.send(request, body, meanwhile=judging.begin)
         except UpstreamMissing as exc:
-            reply.extra += (await judging).headers()
+            reply.extra += (await judging.ruling()).headers()
             return await self.fault(reply, exc)
         except BaseException:
             judging.cancel()
             raise
         try:
-            answer = Answer(response, await judging, dialect=dialect)
+            answer = Answer(response, await judging.ruling(), dialect=dialect)
             answer = await self._repairs.without_tools(request, answer, dialect)
         except UpstreamMissing as exc:
-            reply.extra += (await judging).headers()
+            reply.extra += (await judging.ruling()).headers()
             return await self.fault(reply, exc)
         except BaseException:
             response.abort()
@@ -143,12 +182,19 @@ class Exchange:
         return await self.pass_on(response, reply)
 
     async def send(
-        self, request: BaseRequest, body: Body, *, encoded: bool = True, edited: bool = False
+        self,
+        request: BaseRequest,
+        body: Body,
+        *,
+        encoded: bool = True,
+        edited: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
         """Send the client's request with a given body. Raises UpstreamMissing.
 
         ``encoded`` False: the response must come without a content coding, because we read it. ``edited``: the body is
-        not the client's own, so a content coding of the original is not one of this.
+        not the client's own, so a content coding of the original is not one of this. ``meanwhile``: as in
+        ``Upstream.send``.
         """
         length = len(body) if isinstance(body, bytes) else None
         headers = forwardable(request.raw_headers, length, self._api_key)
@@ -159,7 +205,9 @@ class Exchange:
         if self._upstream_api_key:
             _add_key(headers, self._upstream_api_key)
         chunked = length is None and request.content_length is None
-        return await self._upstream.send(request.method, request_target(request), headers, body, chunked=chunked)
+        return await self._upstream.send(
+            request.method, request_target(request), headers, body, chunked=chunked, meanwhile=meanwhile
+        )
 
     async def pass_on(self, response: UpstreamResponse, reply: Reply) -> Reply:
         """Relay a response, and see to it that neither side is left with half of one."""

@@ -191,6 +191,17 @@ class Gating:
         begun = self.begin(headers, body, dialect)
         return begun if isinstance(begun, Ruling) else await begun.ruling()
 
+    def leaves_alone(self, headers: Mapping[str, str]) -> bool:
+        """True when the request goes out as it came, whatever the verdict will be.
+
+        What only the request's body can tell (the profile of its model) counts as False.
+        """
+        requested = headers.get("x-whetherman-mode", "").strip().lower()
+        if requested or self._config.mode is not None:
+            return (requested or self._config.mode) != "enforce"
+        unset = self._config.force is None and not self._config.profile and not self._config.agents
+        return unset and not headers.get("x-whetherman-profile", "")
+
     def begin(self, headers: Mapping[str, str], body: bytes, dialect: Dialect = OPENAI_CHAT) -> Ruling | Pending:
         """Rule on one request as far as that needs no waiting. Never raises.
 

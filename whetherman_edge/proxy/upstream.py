@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -183,6 +183,7 @@ class Upstream:
         body: bytes | AsyncIterable[bytes],
         *,
         chunked: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> UpstreamResponse:
         """Send one request and wait for the response head.
 
@@ -191,17 +192,18 @@ class Upstream:
         (``chunked`` when no Content-Length is among ``headers``) and never retried.
 
         A request on a reused socket that ended before a single response byte is sent once more on a fresh one:
-        the upstream had closed it while idle. Raises UpstreamMissing (cannot connect) and UpstreamReset.
+        the upstream had closed it while idle. ``meanwhile`` is called when a request has gone out, before its response
+        is waited for, so twice for one sent again. Raises UpstreamMissing (cannot connect) and UpstreamReset.
         """
         head = self._head(method, path, headers, chunked)
         connection = self._take() if isinstance(body, bytes) else None
         if connection is not None:
             try:
-                return await self._exchange(connection, method, head, body, chunked)
+                return await self._exchange(connection, method, head, body, chunked, meanwhile)
             except UpstreamReset as exc:
                 if connection.answered or isinstance(exc.__cause__, TimeoutError):  # silent is not closed
                     raise
-        return await self._exchange(await self._connect(), method, head, body, chunked)
+        return await self._exchange(await self._connect(), method, head, body, chunked, meanwhile)
 
     def keep(self, connection: Connection) -> None:
         """Put a connection that can serve again into the pool."""
@@ -271,7 +273,13 @@ class Upstream:
         return self._tls
 
     async def _exchange(
-        self, connection: Connection, method: str, head: bytes, body: bytes | AsyncIterable[bytes], chunked: bool
+        self,
+        connection: Connection,
+        method: str,
+        head: bytes,
+        body: bytes | AsyncIterable[bytes],
+        chunked: bool,
+        meanwhile: Callable[[], None] | None,
     ) -> UpstreamResponse:
         pump: asyncio.Task[None] | None = None
         try:
@@ -284,6 +292,8 @@ class Upstream:
             else:
                 connection.write(head)
                 connection.write(body)
+            if meanwhile is not None:
+                meanwhile()
             await connection.head()
         except BaseException as exc:
             if pump is not None and not pump.done():
