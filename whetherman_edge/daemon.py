@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 LINGER_S = 120.0
 # A request makes a few hundred containers that die by reference count; at Python's 700 each would bring a collection.
 GC_THRESHOLD = 5_000
+# A client that connected just before the drain has sent its request: it is in the kernel, and is served too.
+FRESH_S = 0.5
+FRESH_LOOK_S = 0.01
 KIND_PAUSE_FIRST_S = 2.0
 KIND_PAUSE_MAX_S = 600.0
 
@@ -414,9 +417,14 @@ async def _accepting(daemon: Daemon, listeners: Sequence[socket.socket]) -> Asyn
     finally:
         for accepting in servers:
             accepting.close()
-        app.draining = True
-        server.pre_shutdown()
-        await app.drained(daemon.config.drain_timeout_s)
+        app.drain()
+        ends_s = loop.time() + daemon.config.drain_timeout_s
+        fresh_until_s = min(ends_s, loop.time() + FRESH_S)
+        server.close_waiting(fresh=False)
+        while server.has_fresh and loop.time() < fresh_until_s:  # noqa: ASYNC110 - the kernel says nothing
+            await asyncio.sleep(FRESH_LOOK_S)
+        server.close_waiting(fresh=True)
+        await app.drained(max(0.0, ends_s - loop.time()))
         await server.shutdown(0.1)
 
 

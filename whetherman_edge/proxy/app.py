@@ -33,7 +33,7 @@ class App:
     """aiohttp's request handler.
 
     ``own``: (method, path) to handler, for what is ours. ``gated``: POST path to handler. ``relay``: all the rest.
-    ``active``: requests being served, for the drain.
+    ``active``: how many requests are being served.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class App:
     ) -> None:
         self._counters = counters
         self.serve_with(guard=guard, own=own, gated=gated, relay=relay)
-        self.active = 0
+        self._replies: set[Reply] = set()
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -67,6 +67,16 @@ class App:
         self._gated = dict(gated)
         self._relay = relay
 
+    @property
+    def active(self) -> int:
+        return len(self._replies)
+
+    def drain(self) -> None:
+        """From now on every reply is the last one on its connection."""
+        self.draining = True
+        for reply in self._replies:
+            reply.keep_alive = False
+
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no request is being served; False when ``timeout_s`` passed first."""
         try:
@@ -84,9 +94,9 @@ class App:
 
     async def handle(self, request: BaseRequest) -> StreamResponse:
         """Serve one request; aiohttp gets back a Reply that is already written."""
-        self.active += 1
-        self._idle.clear()
         reply = Reply(request)
+        self._replies.add(reply)
+        self._idle.clear()
         reply.error_shape = error_shape(request.rel_url.raw_path)
         if self.draining:
             reply.keep_alive = False
@@ -108,8 +118,8 @@ class App:
                     500, "Internal Server Error", "internal error", "internal_error", "internal_error"
                 )
         finally:
-            self.active -= 1
-            if not self.active:
+            self._replies.discard(reply)
+            if not self._replies:
                 self._idle.set()
         self._counters.add("responses_total", (("status", f"{reply.status // 100}xx"),))
         return reply  # type: ignore[return-value]  # what aiohttp needs of a response is listed in Reply's docstring

@@ -22,6 +22,16 @@ HEAD_LINE_BYTES_MAX = 64 << 10
 class _Handler(RequestHandler):
     __slots__ = ()
 
+    @property
+    def waits(self) -> bool:
+        """It waits for a request; none is being read or served."""
+        return self._waiter is not None and not self._waiter.done()
+
+    @property
+    def fresh(self) -> bool:
+        """No request has come yet."""
+        return self._request_count == 0
+
     def handle_error(
         self,
         request: BaseRequest,
@@ -53,3 +63,18 @@ class HttpServer(Server):
 
     def __call__(self) -> RequestHandler:
         return _Handler(self, loop=self._loop, **self._kwargs)
+
+    @property
+    def has_fresh(self) -> bool:
+        """Whether there is a connection on which no request has come yet."""
+        return any(isinstance(one, _Handler) and one.fresh for one in self._connections)
+
+    def close_waiting(self, *, fresh: bool) -> None:
+        """Close the connections that wait for a request; ``fresh``: those that wait for their first one too.
+
+        aiohttp's own ``pre_shutdown`` closes them all: then a request that is on its way to us on a new connection is
+        refused, which no client takes for a connection that had grown old, and the rest of an upload is dropped.
+        """
+        for one in list(self._connections):
+            if isinstance(one, _Handler) and one.waits and (fresh or not one.fresh):
+                one.close()
