@@ -194,8 +194,10 @@ class Gating:
     def leaves_alone(self, headers: Mapping[str, str]) -> bool:
         """True when the request goes out as it came, whatever the verdict will be.
 
-        What only the request's body can tell (the profile of its model) counts as False.
+        What only the request's body can tell (the profile of its model, and whether that takes tools) counts as False.
         """
+        if self._config.strip_unsupported:
+            return False
         requested = headers.get("x-whetherman-mode", "").strip().lower()
         if requested or self._config.mode is not None:
             return (requested or self._config.mode) != "enforce"
