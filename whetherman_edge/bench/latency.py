@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from whetherman_edge.bench import workload
+from whetherman_edge.daemon import GC_THRESHOLD
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.dialects.openai_chat import view
 from whetherman_edge.dialects.tool_cache import ToolCache
@@ -135,6 +136,7 @@ def measure(kernel_set: str | None = None) -> dict[str, Any]:
     ]
     gc.collect()
     gc.freeze()  # thousands of prepared views are the benchmark's, not the gate's: they must not cost it collections
+    gc.set_threshold(GC_THRESHOLD)  # as the daemon does
     return {
         "machine": f"{platform.machine()}, {os.cpu_count()} cpus, Python {platform.python_version()}",
         "kernels": f"{kernels.backend} {kernels.isa}",
