@@ -119,6 +119,36 @@ def test_a_full_disk_drops_and_counts(tmp_path, monkeypatch):
     assert len(stored(ledger.path)) == ledger.written
 
 
+def test_what_cannot_be_stored_costs_one_entry(tmp_path):
+    ledger = Ledger(tmp_path / "l.sqlite3")
+    for agent in ("qwen", "\ud800", "gemma"):
+        ledger.record(entry(agent=agent))
+        assert ledger.settled(PATIENCE_S)
+    ledger.close()
+    assert (ledger.written, ledger.dropped["storage"]) == (1, 2)  # after a fault it rests
+
+
+def test_a_broken_ledger_that_cannot_be_set_aside_is_tried_again(tmp_path, monkeypatch):
+    def broken(_ledger, _batch):
+        raise sqlite3.NotSupportedError("not a ledger")
+
+    def read_only(_path):
+        raise PermissionError("read-only folder")
+
+    ledger = Ledger(tmp_path / "l.sqlite3")
+    ledger.record(entry())
+    assert ledger.settled(PATIENCE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "_write", broken)
+        patched.setattr(records, "set_aside", read_only)
+        patched.setattr(records, "RETRY_AFTER_S", 0.0)
+        ledger.record(entry())
+        assert ledger.settled(PATIENCE_S)
+    ledger.record(entry())
+    ledger.close()
+    assert (ledger.written, ledger.dropped["storage"], len(stored(ledger.path))) == (2, 1, 2)
+
+
 def test_the_size_is_bounded_and_the_newest_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "BATCH_MAX", 50)
     bytes_max = 400_000

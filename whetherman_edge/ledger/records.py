@@ -124,7 +124,7 @@ class Ledger:
             try:
                 self._write(batch)
                 self.written += len(batch)
-            except (sqlite3.Error, OSError, Unsafe) as exc:
+            except Exception as exc:  # whatever it is, the thread lives on
                 self._give_up(batch, exc)
             for _ in batch:
                 self._queue.popleft()
@@ -168,8 +168,9 @@ class Ledger:
             self._retry_at_s = time.monotonic() + RETRY_AFTER_S
         if self._db is not None and isinstance(exc, sqlite3.DatabaseError) and _is_broken(exc):
             self._disconnect()
-            set_aside(self.path)
-            self._retry_at_s = 0.0
+            with contextlib.suppress(OSError):  # a folder that may not be written to: tried again after the pause
+                set_aside(self.path)
+                self._retry_at_s = 0.0
         elif not isinstance(exc, sqlite3.OperationalError):
             self._disconnect()
 
