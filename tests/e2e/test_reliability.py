@@ -1,0 +1,35 @@
+"""The reliability run, short: everything that fails in it fails here too, a few times each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_mixed_traffic_while_everything_around_the_daemon_fails(tmp_path):
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "tests.isolated.reliability", "--json", str(figures)]
+    done = subprocess.run(
+        [*command, "--minutes", "0.4", "--clients", "6", "--seed", "7"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(figures.read_text()) if figures.exists() else {"first_faults": [done.stderr[-2000:]]}
+    assert (done.returncode, found["first_faults"]) == (0, [])
+    happened = found["what_happened"]
+    for event in ("reloads", "upstream_deaths", "disk_full", "kill_9_under_load", "sigterm_under_load", "saw_cut"):
+        assert happened[event] > 0, event
+    assert happened["steered"] > 0
+    assert happened["as_it_came"] > happened["steered"]
