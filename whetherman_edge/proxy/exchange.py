@@ -209,9 +209,9 @@ class Exchange:
             request.method, request_target(request), headers, body, chunked=chunked, meanwhile=meanwhile
         )
 
-    async def pass_on(self, response: UpstreamResponse, reply: Reply) -> Reply:
-        """Relay a response, and see to it that neither side is left with half of one."""
-        await self._pass_on(response, reply)
+    async def pass_on(self, response: UpstreamResponse, reply: Reply, held: bytes = b"") -> Reply:
+        """Relay a response, and see to it that neither side is left with half of one. ``held``: read already."""
+        await self._pass_on(response, reply, held)
         return reply
 
     async def fault(self, reply: Reply, exc: UpstreamMissing) -> Reply:

@@ -20,7 +20,7 @@ from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.dialects.system_one_answer import MODELS
-from whetherman_edge.errors import UpstreamMissing, UpstreamReset
+from whetherman_edge.errors import UpstreamMissing
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.relay import Reply
@@ -90,28 +90,10 @@ class Models:
         if for_system_one:
             response.abort()
             return await self._ours(reply)
-        return await _unmerged(response, body, reply)
+        return await self._exchange.pass_on(response, reply, body)
 
     async def _ours(self, reply: Reply) -> Reply:
         return await reply.send(200, "OK", ours_alone(), [(b"Content-Type", b"application/json")])
-
-
-async def _unmerged(response: UpstreamResponse, body: bytes, reply: Reply) -> Reply:
-    """Pass on what was read, then the rest."""
-    try:
-        reply.start(response.status, response.reason, reply.passed_on(response.headers), body_bytes=None)
-        if body:
-            await reply.write(body)
-        while chunk := await response.chunk():
-            await reply.write(chunk)
-        await reply.end()
-        response.release()
-    except UpstreamReset as exc:
-        log.warning("event=upstream_reset detail=%r", str(exc))
-        reply.abort()
-    finally:
-        response.abort()
-    return reply
 
 
 def speaks_system_one(headers: Mapping[str, str]) -> bool:
