@@ -205,7 +205,7 @@ class Gates:
             upstream=self._hop.url,
             agents={setting.model: profile} if profile else {},  # named for it: also one of another agent's
             mode=mode,
-            **({"shadow_share": 0.0} if name == ORACLE else {}),
+            shadow_share=0.0 if name == ORACLE else Config().shadow_share,
             gate_deadline_ms=setting.deadline_ms,
             ledger="off",
         )
