@@ -175,6 +175,7 @@ async def test_discover_does_not_wait_for_a_server_that_hangs():
 @pytest.mark.parametrize(
     ("value", "url"),
     [
+        ("http://[::1", "http://127.0.0.1:11434"),
         ("", "http://127.0.0.1:11434"),
         ("0.0.0.0", "http://127.0.0.1:11434"),
         ("0.0.0.0:11500", "http://127.0.0.1:11500"),

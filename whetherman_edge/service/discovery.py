@@ -183,7 +183,10 @@ def _ollama_url(host: str) -> str:
     It may have a scheme, a host, a port or any of them alone; an address to listen on everywhere means loopback for us.
     """
     text = host.strip().strip("\"'")
-    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+    except ValueError:  # half an IPv6 address
+        return "http://127.0.0.1:11434"
     try:
         port = parts.port
     except ValueError:
