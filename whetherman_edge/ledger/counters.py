@@ -20,7 +20,7 @@ HELP: dict[str, str] = {
     "drain_cut_total": "requests cut off at the end of the drain",
     "outcomes_total": "what the model did (called: yes, no), by decision and whether it was applied",
     "leaked_call_total": "withheld requests whose reply was a tool call all the same, re-sent unmodified",
-    "resent_total": "requests sent again, by cause (leaked_call, refused: unmodified; tools_unsupported: without)",
+    "resent_total": "requests sent again, by cause (leaked_call, refused, reset; tools_unsupported: without tools)",
     "roles_mapped_total": "requests whose developer role went out as system",
     "repeat_call_total": "requests whose history repeats a call with the same result",
     "systemone_requests_total": "requests to /v1/systemone by class of status",
@@ -89,12 +89,12 @@ class Counters:
             full = f"whetherman_{name}"
             lines += [f"# HELP {full} {meaning}", f"# TYPE {full} counter"]
             series = self._values.get(name, {})
-            lines += [f"{full}{_labels(key)} {value:g}" for key, value in sorted(series.items())]
+            lines += [f"{full}{_labels(key)} {_number(value)}" for key, value in sorted(series.items())]
             if not series:
                 lines.append(f"{full} 0")
         for name, (meaning, value) in self._gauges.items():
             full = f"whetherman_{name}"
-            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge", f"{full} {value:g}"]
+            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge", f"{full} {_number(value)}"]
         lines += ["# HELP whetherman_gate_ms time of the gate per request, in milliseconds"]
         lines += ["# TYPE whetherman_gate_ms histogram"]
         total = 0
@@ -103,6 +103,11 @@ class Counters:
             lines.append(f'whetherman_gate_ms_bucket{{le="{bound}"}} {total}')
         lines += [f"whetherman_gate_ms_sum {self._gate_ms_sum:.3f}", f"whetherman_gate_ms_count {total}", ""]
         return "\n".join(lines).encode("utf-8")
+
+
+def _number(value: float) -> str:
+    """All digits: with six, as ``g`` has, a counter above a million stands still between two scrapes."""
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _labels(labels: Labels) -> str:
