@@ -24,7 +24,8 @@ from whetherman_edge.gate.policy import (
     unscored,
 )
 from whetherman_edge.gate.verdict import Decision, Label, Verdict
-from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.profiles.payoff import ToolCost, in_order
+from whetherman_edge.profiles.schema import ByKind, Profile, Tau
 
 SETTINGS = PolicySettings(fused_names=("best", "overlap"), default_tau=Tau(answer=0.9, ask=0.9, decline=None))
 ASKED = chat_of(user("What is the weather like?"))
@@ -232,3 +233,46 @@ def test_what_is_forced_needs_no_gate() -> None:
     assert decide_unscored("profile_unknown", ASKED, SessionState(), settings) == unscored("profile_unknown")
     held = decide_unscored("model_missing", ASKED, SessionState(backed_off=True), settings)
     assert (held.label, held.reason) == ("ACT", "backed_off")
+
+
+WORTH = {"call_s": 10.0, "failure_s": 100.0, "cache_s": 8.0}  # a right skip saves 2 s: worth it below p(need) 0.02
+
+
+def worth(payoff: dict[str, float], costs: dict[str, ToolCost], label: Label = "ANSWER", **fields: Any) -> str:
+    """The reason of a decision at p(need) 0.05 that is safe by its threshold."""
+    profile = profile_of(features=("best",), weights=(1.0,), tau=Tau(answer=0.5, ask=0.5, decline=0.5), payoff=payoff)
+    verdict = msgspec.structs.replace(verdict_of(label, 0.94, fused=(-2.944, 0.0)), **fields)
+    settings = msgspec.structs.replace(SETTINGS, tools=in_order(costs))
+    return decided(verdict, profile=profile, settings=settings).reason
+
+
+def test_a_skip_has_to_be_worth_it_too() -> None:
+    assert worth({"call_s": 12.5}, {}) == "scored"  # without what a failure costs nothing can be weighed
+    assert worth(WORTH, {}) == "not_worth_it"
+    assert worth(WORTH | {"cache_s": 0.0}, {}) == "scored"
+    dear = {WEATHER["function"]["name"]: ToolCost(latency_ms=5_000)}
+    assert worth(WORTH, dear) == "scored"
+    assert (
+        worth(WORTH, {"*": ToolCost(latency_ms=5_000), WEATHER["function"]["name"]: ToolCost()}) == "not_worth_it"
+    )  # the exact name
+
+
+def test_a_tool_with_a_side_effect_is_never_skipped_for_its_cost() -> None:
+    costs = {"*": ToolCost(usd=5.0, side_effect=True)}
+    likely = {"tool": WEATHER["function"]["name"], "tool_probability": 0.9}
+    assert worth(WORTH | {"cache_s": 0.0}, costs, **likely) == "guard:side_effect"
+    assert worth(WORTH | {"cache_s": 0.0}, costs, "DECLINE", **likely) == "scored"
+    assert worth(WORTH, costs) == "not_worth_it"  # which tool is open: its price is no reason
+
+
+def test_thresholds_are_told_apart_by_the_kind_of_step() -> None:
+    later = chat_of(user("What is the weather like?"), calls(WEATHER["function"]["name"]), result("It rains."))
+    for tau, first, second in (
+        (Tau(answer=ByKind(first=0.5)), "ANSWER", "ACT"),
+        (Tau(answer=ByKind(later=0.5)), "ACT", "ANSWER"),
+        (Tau(answer=0.5), "ANSWER", "ANSWER"),
+    ):
+        profile = profile_of(features=("best",), weights=(1.0,), tau=tau)
+        verdict = verdict_of("ANSWER", 0.94, fused=(-2.944, 0.0))
+        assert decided(verdict, profile=profile).label == first
+        assert decided(verdict, later, profile=profile).label == second

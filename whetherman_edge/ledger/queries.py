@@ -27,8 +27,9 @@ SOON_S = 300.0
 
 METHOD = (
     "Calls avoided: for each decision, requests withheld x the share of shadow requests with the same decision whose "
-    "model called a tool, less the calls made all the same. Shadow requests went out unchanged, so they show what the "
-    f"model does without the gate; below {SHADOW_MIN} of them nothing is claimed. Seconds: the difference of the mean "
+    "model called a tool, less the calls made all the same. Shadow requests went out unchanged, in shadow mode or by "
+    "lot (shadow_share), so they show what the model does without the gate; below "
+    f"{SHADOW_MIN} of them nothing is claimed. Seconds: the difference of the mean "
     "times of shadow and withheld requests, plus, for each avoided call, the mean time of a request that follows a "
     "tool result. Tokens: prompt tokens of tools that were not sent, plus, for each avoided call, the mean prompt of "
     f"such a follow-up request; {BYTES_PER_TOKEN} bytes a token. The time of the tool itself is not counted."
