@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -29,6 +30,12 @@ def cosine(a: F32, b: F32) -> float:
     a, b = np.atleast_2d(a).astype(np.float64), np.atleast_2d(b).astype(np.float64)
     assert a.shape == b.shape
     return float(((a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))).min())
+
+
+def final_norm(path: Path) -> F32:
+    """Weights of the final norm, (n_embd,)."""
+    tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "output_norm.weight")
+    return np.array(tensor.data, np.float32)
 
 
 def ids_of(network: Network, text: str = TEXT) -> list[int]:
@@ -80,6 +87,7 @@ def test_stopped_early_is_the_full_run_on_every_layer_and_after_reuse(
         second_half = {name: rows[-1].copy() for name, rows in everything.found.items()}
         full.close()
     assert len(whole_run) == network.n_layer + 1
+    norm = final_norm(network.path)
     for layer in range(network.n_layer + 1):
         early = context_on(network, layer)
         at_once = early.decode(0, ids, 0, (len(ids) - 1,))
@@ -91,8 +99,10 @@ def test_stopped_early_is_the_full_run_on_every_layer_and_after_reuse(
         name = f"l_out-{layer}" if layer < network.n_layer else "result_norm"
         assert cosine(at_once[0], whole_run[name]) >= floor, name
         assert cosine(continued[0], second_half[name]) >= floor, name
-        if layer < network.n_layer:
-            assert cosine(continued[0], whole_run[name]) >= floor, name
+        # The final norm's weights differ by a factor of hundreds between channels and would weigh the rounding of a
+        # few of them; what is bounded is the direction of the residual stream, so they are taken out again.
+        weight = norm if layer == network.n_layer else np.float32(1)
+        assert cosine(continued[0] / weight, whole_run[name] / weight) >= floor, name
 
 
 def test_cached_copied_and_chunked_are_whole_and_alone(whole: Whole) -> None:

@@ -21,6 +21,7 @@ def test_no_answer_is_wrong_and_nothing_is_left_over(gemma_q4: Path, tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "f").read_text())
     assert figures["outcomes"]["right"] > 0
-    assert figures["cosine_worst"] >= 0.9995
+    assert figures["cosine_worst"] >= figures["cosine_floor"]
+    assert figures["counts"]["answered_from_results"] == 0
     assert figures["left_waiting"] == 0
     assert figures["resident_mb"]["max"] < 350

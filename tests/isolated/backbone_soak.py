@@ -3,9 +3,15 @@
     python tests/isolated/backbone_soak.py WEIGHTS.gguf [--seconds 600] [--agents 4] [--layer 9] [--json FILE]
 
 Each agent grows dialogues over a few tool sets and asks under a random deadline, sometimes going away in between. The
-right states are computed before, one prompt at a time on a worker that is closed after each few; every answer of the
-soak is compared with them. Exit 1 on a state below the cosine floor, a request without an outcome, more memory at the
-end than in the middle, or (with --stall-ms) an event loop that was held longer.
+right states are computed before, each on a worker that has seen nothing; every answer of the soak is compared with
+them. No answer comes from kept results, and there are fewer cells than the prompts need together.
+
+The floor is measured first. A batch of another shape rounds otherwise, with nothing reused at all: the largest angle
+between two such runs of one prompt is this file's radius of rounding. An answer of the soak is put together from
+batches of many shapes; it and the right state both lie within one radius of the exact one, so within two of each other.
+
+Exit 1 on a state below the floor, a request without an outcome, more memory at the end than in the middle, or (with
+--stall-ms) an event loop that was held longer.
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from whetherman_edge.backbone.prompt import Prompt, render
@@ -29,8 +36,10 @@ from whetherman_edge.dialects.openai_chat import view
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.errors import EnvironmentFault
 
-FLOOR = 0.9990
-"""Cosine. FACTS 10 gives 0.9995 for one reuse in q4_0; reuse of reuse over a soak rounds a little further."""
+CHUNKS = (16, 48, 112)
+"""Batch shapes of the runs that the floor is measured with."""
+FLOOR_MIN = 0.998
+"""A radius that wide would be no rounding."""
 TICK_S = 0.005
 GROWTH_MB_MAX = 24.0
 
@@ -59,6 +68,32 @@ def reference(
     return found
 
 
+def floor_of(
+    path: Path, settings: WorkerSettings, prompts: dict[tuple[int, int], Prompt], right: dict[tuple[int, int], States]
+) -> float:
+    """Cosine of twice the largest angle between a prompt's right states and those of a fresh run in other batches."""
+    some = dict(list(prompts.items())[:: max(len(prompts) // 12, 1)])
+    least = 1.0
+    for chunk in CHUNKS:
+        other = reference(path, msgspec.structs.replace(settings, chunk=chunk), some)
+        least = min(least, *(likeness(states, right[key]) for key, states in other.items()))
+    return float(np.cos(2 * np.arccos(least)))
+
+
+def between_steps(right: dict[tuple[int, int], States]) -> float:
+    """The largest cosine between the last states of different prompts: what a mix-up would look like."""
+    last = np.array([states.last for states in right.values()], np.float64)
+    last /= np.linalg.norm(last, axis=1, keepdims=True)
+    return float((last @ last.T - 2 * np.eye(len(last))).max())
+
+
+def likeness(a: States, b: States) -> float:
+    """The least cosine of all states of one answer; -1 where they are of other tools."""
+    if a.tool_names != b.tool_names:
+        return -1.0
+    return min(cosine(a.last, b.last), cosine(a.tools, b.tools))
+
+
 def resident_mb() -> float:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
@@ -74,8 +109,14 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 class Soak:
-    def __init__(self, worker: Worker, prompts: dict[tuple[int, int], Prompt], right: dict[tuple[int, int], States]):
-        self.worker, self.prompts, self.right = worker, prompts, right
+    def __init__(
+        self,
+        worker: Worker,
+        prompts: dict[tuple[int, int], Prompt],
+        right: dict[tuple[int, int], States],
+        floor: float,
+    ):
+        self.worker, self.prompts, self.right, self.floor = worker, prompts, right, floor
         self.outcomes: Counter[str] = Counter()
         self.worst = 1.0
         self.stalls_ms: list[float] = []
@@ -109,10 +150,9 @@ class Soak:
         except EnvironmentFault as exc:
             self.outcomes["fault" if "another request" not in str(exc) else "gave way"] += 1
             return
-        right = self.right[key]
-        score = min(cosine(states.last, right.last), cosine(states.tools, right.tools))
+        score = likeness(states, self.right[key])
         self.worst = min(self.worst, score)
-        self.outcomes["right" if score >= FLOOR and states.tool_names == right.tool_names else "wrong"] += 1
+        self.outcomes["right" if score >= self.floor else "wrong"] += 1
 
     async def watch(self, until_s: float) -> None:
         """How late the loop is to its own tick."""
@@ -150,12 +190,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parsed = parser.parse_args()
     # Fewer cells than the prompts need together, so that prefixes are thrown out all the time.
-    settings = WorkerSettings(parsed.layer, n_cells=3_072, n_seq=8, n_threads=parsed.threads, tools_max=1_024)
+    settings = WorkerSettings(
+        parsed.layer, n_cells=3_072, n_seq=8, n_threads=parsed.threads, tools_max=1_024, results_max=0
+    )
     prompts = prompts_of(parsed.toolsets, parsed.steps)
     right = reference(parsed.weights, settings, prompts)
+    floor, mixed_up = floor_of(parsed.weights, settings, prompts, right), between_steps(right)
+    if not max(FLOOR_MIN, mixed_up) < floor <= 1.0:
+        sys.stderr.write(f"the floor {floor:.6f} is too low to tell (other prompts: {mixed_up:.6f})\n")
+        return 1
     worker = Worker(parsed.weights, settings)
     worker.start()
-    soak = Soak(worker, prompts, right)
+    soak = Soak(worker, prompts, right, floor)
     asyncio.run(run(soak, parsed.agents, parsed.seconds))
     worker.stop()
     stalls = np.asarray(soak.stalls_ms)
@@ -166,6 +212,8 @@ def main() -> int:
         "agents": parsed.agents,
         "outcomes": dict(soak.outcomes),
         "cosine_worst": round(soak.worst, 6),
+        "cosine_floor": round(floor, 6),
+        "cosine_of_other_prompts": round(mixed_up, 6),
         "loop_late_ms": {"p50": round(float(np.median(stalls)), 2), "p99": round(float(np.quantile(stalls, 0.99)), 2),
                          "max": round(float(stalls.max()), 2), "over_20": int((stalls > 20).sum()), "n": len(stalls)},
         "resident_mb": {"max": round(float(memory.max()), 1), "growth_last_half": round(growth, 1)},
