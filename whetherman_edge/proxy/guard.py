@@ -97,6 +97,9 @@ class Guard:
     def _host_allowed(self, host: str) -> bool:
         if not _NOT_IN_HOST.isdisjoint(host):
             return False
+        _, bracket, rest = host.partition("]")
+        if bracket and rest and not rest.startswith(":"):  # urlsplit drops what stands behind an IPv6 literal
+            return False
         try:
             name = (urlsplit("//" + host).hostname or "").rstrip(".")
         except ValueError:
