@@ -14,7 +14,7 @@ from whetherman_edge import composition
 from whetherman_edge import engine as engines
 from whetherman_edge.backbone import stage as stages
 from whetherman_edge.engine import Router, StaticEngine
-from whetherman_edge.profiles.schema import EngineArtifact, Layer, Tau
+from whetherman_edge.profiles.schema import Agent, EngineArtifact, Layer, Tau
 from whetherman_edge.proxy import gating
 
 
@@ -87,6 +87,7 @@ async def test_a_dead_backbone_leaves_the_static_stage(upstream, serve, worker):
 
 def profile_on(sha256: str):
     return profile_of(
+        agent=Agent("llamacpp", CHAT["model"]),
         engine=EngineArtifact("gemma", sha256),
         layer=Layer(("log_p_act",), (0.0,), (1.0,), (1.0,), bias=0.0),
         tau=Tau(answer=0.0, ask=0.0, decline=0.0),
@@ -101,7 +102,8 @@ async def test_what_was_proven_with_the_backbone_is_applied_with_the_backbone_on
     from whetherman_edge.profiles.store import ProfileStore
 
     profile = profile_on(read_manifest().sha256)
-    monkeypatch.setattr(ProfileStore, "load", lambda self, name: profile)
+    for method in ("load", "reload"):
+        monkeypatch.setattr(ProfileStore, method, lambda self, name: profile)
     worker.mode = mode
     async with serve(engine="gemma", gate_deadline_ms=200, profile="p", upstream_kind="llamacpp") as url:
         await ready(url)
