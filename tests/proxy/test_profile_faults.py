@@ -97,7 +97,7 @@ async def test_the_same_profile_is_used_when_nothing_is_wrong_with_it(upstream, 
 async def test_another_model_or_quantisation_is_left_alone_until_it_is_measured(upstream, serve, keep, caplog, model):
     keep()
     other = {**TALK, "model": model}
-    async with serve(profile="p", mode="enforce") as url:
+    async with serve(profile="p") as url:
         for _ in range(2):
             assert said(await post(url, other))[1:] == ("no", "profile_foreign")
             assert upstream.last.body == body_of(other)
@@ -108,8 +108,12 @@ async def test_another_model_or_quantisation_is_left_alone_until_it_is_measured(
         assert said(await post(url, other, x_whetherman_profile="p"))[1:] == ("yes", "scored")
         await post(url, TALK)
         assert (await profiles_in_health(url))["agents"]["profile:p"]["recalibrate"] == ""
-    async with serve(agents={model: "p"}) as url:  # so does who gives it to just this model
-        assert said(await post(url, other))[1:] == ("yes", "scored")
+    # So does who gives it to this model, or asks for enforce; the advice is given all the same.
+    for options in ({"agents": {f"{model[:-1]}*": "p"}}, {"profile": "p", "mode": "enforce"}):
+        async with serve(**options) as url:
+            assert said(await post(url, other))[1:] == ("yes", "scored")
+            advice = (await profiles_in_health(url))["agents"]["profile:p"]["recalibrate"]
+            assert "calibrate again" in advice
 
 
 async def test_each_kind_of_step_has_its_own_threshold(upstream, serve, keep):

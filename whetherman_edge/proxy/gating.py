@@ -283,15 +283,16 @@ class Gating:
         self, headers: Mapping[str, str], plain: bytes, chat: ChatView, asked: Mode | None, started_s: float
     ) -> Ruling | Pending:
         asked_for = headers.get("x-whetherman-profile", "")
-        name = asked_for or self._config.profile_for_model(chat.model) or self._config.profile
+        given = asked_for or self._config.profile_for_model(chat.model)
+        name = given or self._config.profile
         profile, fault = self._profile(name)
         agent = f"profile:{name}" if name else f"model:{chat.model[:200]}"
         session_id = headers.get("x-session-id", "")[:200]
         basis = basis_of(profile) if profile is not None else ""
         mode = policy.mode_for(self._config.mode, asked, profile, self._config.force)
-        # Who names the profile in the request, or gives it to just this model, knows that it is another's.
-        named = bool(asked_for) or chat.model in self._config.agents
-        foreign = profile is not None and not named and self._is_foreign(profile, chat.model, agent, name, basis)
+        # Who names the profile in the request, gives it to this model, or asks for enforce knows that it is another's.
+        meant = bool(given) or self._config.mode == "enforce"
+        foreign = profile is not None and self._is_foreign(profile, chat.model, agent, name, basis, meant)
         if (foreign and self._config.force is None) or fault:
             mode = "shadow"
         case = _Case(
@@ -312,16 +313,19 @@ class Gating:
             return self._ruled(case, verdict)
         return Pending(case.mode == "enforce", lambda: self._awaited(case, verdict))
 
-    def _is_foreign(self, profile: Profile, model: str, agent: str, name: str, basis: str) -> bool:
-        """Whether the profile was measured on another model, or on other weights of it; said once."""
+    def _is_foreign(self, profile: Profile, model: str, agent: str, name: str, basis: str, meant: bool) -> bool:
+        """Whether the profile was measured on another model, or on other weights of it, and that is not what the user
+        asked for; said once.
+        """
         if measured_on(profile, model):
             self._sessions.advise(agent, "", basis)
             return False
         measured = " ".join(filter(None, (profile.agent.model, profile.agent.quantisation)))
         advice = f"measured on {measured[:200]!r}, requests now name {model[:200]!r}: calibrate again"
         if self._sessions.advise(agent, advice, basis):
-            log.warning("event=recalibrate profile=%s detail=%r hint=in_shadow_until_then", name, advice)
-        return True
+            hint = "used_all_the_same" if meant else "in_shadow_until_then"
+            log.warning("event=recalibrate profile=%s detail=%r hint=%s", name, advice, hint)
+        return not meant
 
     async def _awaited(self, case: _Case, verdict: Awaitable[Verdict | str]) -> Ruling:
         """The ruling once the verdict is there."""
