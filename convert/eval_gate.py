@@ -22,7 +22,7 @@ from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, StaticGate
 from whetherman_edge.gate.verdict import LABELS
 
-DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4")
+DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4", "gate_dev5")
 # The sets whose figures stand in the manifest.
 BFCL: Final = ("irrelevance", "live_irrelevance", "simple_python", "live_relevance")
 
