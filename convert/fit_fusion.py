@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
@@ -171,33 +172,62 @@ def band_of(static: F64, final: F64, tau: Mapping[str, float]) -> dict[str, floa
     return {"low": round(min(low, high), 3), "high": round(high, 3)}
 
 
-def fuse(options: argparse.Namespace) -> None:
-    """Fit, measure, write."""
-    router = Router()
-    gate = StaticGate.open(router.scorer, router.kernels, None)
-    extractor, cache = Extractor(router.scorer), ToolCache()
+class Evaluation(msgspec.Struct, frozen=True):
+    """The dialogues that fusions are fitted and judged on, none of which an adapter has seen.
+
+    ``static_log_p`` (n, 4): the static stage's, which has not seen them either; ``phase`` and ``gold`` (n,), ``accept``
+    (n, 4) bool; ``source``: author or dev set, the unit of cross-fitting.
+    """
+
+    items: list[Item]
+    static_log_p: F64
+    phase: Ints
+    gold: Ints
+    accept: npt.NDArray[np.bool_]
+    source: list[str]
+
+    def of(self, rows: Ints) -> Evaluation:
+        """Some of them."""
+        items, source = [self.items[i] for i in rows], [self.source[i] for i in rows]
+        return Evaluation(items, self.static_log_p[rows], self.phase[rows], self.gold[rows], self.accept[rows], source)
+
+
+def evaluation_on(static: Path, gate: StaticGate, extractor: Extractor) -> Evaluation:
+    """Dialogues of the held-out authors, and the dev sets. static: NPZ of `convert.train_gate --keep`."""
+    cache = ToolCache()
     held, places = held_out_items()
-    kept = np.load(options.static)
-    items, static, source = list(held), [np.log(np.clip(kept["p"][places], 1e-9, 1.0))], [i["domain"] for i in held]
+    kept = np.load(static)
+    items, log_p, source = list(held), [np.log(np.clip(kept["p"][places], 1e-9, 1.0))], [i["domain"] for i in held]
     data = Path(__file__).resolve().parent / "data"
     for name in DEV:
         if (data / f"{name}.jsonl.xz").exists():
             dev = read_dialogues(name)
             judged = [gate.judge(view(json.dumps(i["request"]).encode(), cache)).probabilities for i in dev]
-            static.append(np.log(np.clip(np.array(judged), 1e-9, 1.0)))
+            log_p.append(np.log(np.clip(np.array(judged), 1e-9, 1.0)))
             items += dev
             source += [name] * len(dev)
-    static_log_p = np.concatenate(static)
     phase = np.array([extractor.extract(view(json.dumps(i["request"]).encode(), cache)).phase for i in items])
     gold = np.array([LABELS.index(i["gold"]) for i in items])
     accept = np.array([[label in i["accept"] for label in LABELS] for i in items])
+    return Evaluation(items, np.concatenate(log_p), phase, gold, accept, source)
+
+
+def unfused(raw: Mapping[str, npt.NDArray[Any]]) -> Heads:
+    """Heads whose fusion is not fitted yet."""
+    weights, bias = np.zeros((len(PHASES), 10, 4), np.float32), np.zeros((len(PHASES), 4), np.float32)
+    return Heads({**raw, "fusion_weights": weights, "fusion_bias": bias})
+
+
+def fuse(options: argparse.Namespace) -> None:
+    """Fit, measure, write."""
+    router = Router()
+    gate = StaticGate.open(router.scorer, router.kernels, None)
+    found = evaluation_on(options.static, gate, Extractor(router.scorer))
+    items, static_log_p, phase = found.items, found.static_log_p, found.phase
+    gold, accept, source = found.gold, found.accept, found.source
     raw = load_file(options.heads)
-    blank = {
-        "fusion_weights": np.zeros((len(PHASES), 10, 4), np.float32),
-        "fusion_bias": np.zeros((len(PHASES), 4), np.float32),
-    }
     states = states_of(options.gguf, options.layer, items, options.threads)
-    x = inputs_of(Heads({**raw, **blank}), states, static_log_p)
+    x = inputs_of(unfused(raw), states, static_log_p)
     weight = np.ones(len(items))
     p = cross_fitted(x, phase, gold, weight, source)
     later = np.array([not i["category"].startswith("first") for i in items])
