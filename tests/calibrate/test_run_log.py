@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,11 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(EnvironmentFault, match="--dir"):
         RunLog.open(tmp_path / "file" / "runs.jsonl")
+
+
+def test_every_line_is_on_the_disk_when_add_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.jsonl"
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: sizes.append(path.stat().st_size))
+    data = written(path)
+    assert sizes == [len(b"".join(data.splitlines(keepends=True)[:n])) for n in (1, 2, 3)]

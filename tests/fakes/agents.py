@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from whetherman_edge.calibrate.episode import REFUSED
 from whetherman_edge.calibrate.probe import Probe
 from whetherman_edge.gate.wordings import FIRST_STEP, LATER_STEP, PREFIXES
 
@@ -147,6 +148,8 @@ class ScriptedUpstream:
             return "", [{"id": "c0", "function": {"name": name, "arguments": "{}"}}]
         if not self._able(probe):
             return (probe.reference.reply if steered and self._alone(probe) else LOST), []
+        if any(REFUSED in str(message.get("content")) for message in messages):
+            return LOST, []
         n_done = sum(message["role"] == "tool" for message in messages[len(probe.messages) :])
         calls = probe.reference.calls
         if steered and not self.faults.leaks:

@@ -21,8 +21,8 @@ from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.errors import UsageError
 from whetherman_edge.gate.policy import PolicySettings, SessionState, decide
+from whetherman_edge.gate.verdict import STEP_KINDS, StepKind, Verdict
 from whetherman_edge.gate.verdict import Label as Decided
-from whetherman_edge.gate.verdict import StepKind, Verdict
 from whetherman_edge.profiles.fit import Fit, fit_layer
 from whetherman_edge.profiles.risk import (
     ALPHA,
@@ -145,7 +145,8 @@ async def fit_rows(
         if row.label.proof is not None
     ]
     # Where the fit split, thin in generators, shows no decision to be of use, all are tried: the proof holds anyway.
-    telling = [s for s in fit_steps if promising([t for t in fit_steps if t.kind == s.kind], alpha)]
+    by_kind = [[step for step in fit_steps if step.kind == kind] for kind in STEP_KINDS]
+    telling = [step for members in by_kind if promising(members, alpha) for step in members]
     thresholds = choose_by_kind(steps, fit_steps=telling, alpha=alpha, delta=delta)
     kinds = {kind: [step for step in steps if step.kind == kind] for kind in thresholds}
     return Fitted(

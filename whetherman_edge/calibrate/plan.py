@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from whetherman_edge.calibrate.labels import Label, Outcome, label, next_arm
+from whetherman_edge.calibrate.labels import Arm, Label, Outcome, label, next_arm
 from whetherman_edge.calibrate.probe import Kind, Probe, Split
 from whetherman_edge.profiles.risk import ALPHA, DELTA, needed_for
 
@@ -50,9 +50,20 @@ class Stratum(msgspec.Struct, frozen=True):
 
 
 class Plan:
-    """Chooses the next probe. ``items``: the probes of the fit and calibrate splits."""
+    """Chooses the next probe. ``items``: the probes of the fit and calibrate splits. ``runs``, ``runs_max``: of one arm
+    on one probe, as ``labels.next_arm`` takes them.
+    """
 
-    def __init__(self, items: Sequence[Item], *, alpha: float = ALPHA, delta: float = DELTA) -> None:
+    def __init__(
+        self,
+        items: Sequence[Item],
+        *,
+        runs: int = 3,
+        runs_max: int = 5,
+        alpha: float = ALPHA,
+        delta: float = DELTA,
+    ) -> None:
+        self._runs, self._runs_max = runs, runs_max
         self.items = {item.probe.id: item for item in items}
         self._strata: dict[Stratum, list[Item]] = {}
         for item in items:
@@ -79,7 +90,7 @@ class Plan:
                     started += begun
                     if item.probe.id in busy or (item.probe.generator in barren and not put_off):
                         continue
-                    if next_arm(found, item.probe.expect, thorough=thorough) is None:
+                    if self.next_arm(item, found, thorough=thorough) is None:
                         continue
                     if begun:
                         return item  # finish what is begun: its prompt is still in the server's cache
@@ -91,6 +102,10 @@ class Plan:
             if best is not None:
                 return best[1]
         return None
+
+    def next_arm(self, item: Item, found: Outcome, *, thorough: bool) -> Arm | None:
+        """The arm to run next on a probe, or None when it is decided."""
+        return next_arm(found, item.probe.expect, thorough=thorough, runs=self._runs, runs_max=self._runs_max)
 
     def n_needed(self, outcomes: Mapping[str, Outcome]) -> dict[Kind, int]:
         """Independent needed steps found so far in the calibration split, by kind."""
@@ -105,7 +120,7 @@ class Plan:
         """Probes that are not decided."""
         nothing = Outcome()
         return sum(
-            next_arm(outcomes.get(name, nothing), item.probe.expect, thorough=thorough) is not None
+            self.next_arm(item, outcomes.get(name, nothing), thorough=thorough) is not None
             for name, item in self.items.items()
         )
 

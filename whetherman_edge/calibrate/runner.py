@@ -19,7 +19,7 @@ from whetherman_edge.calibrate import capability_probe, interventions
 from whetherman_edge.calibrate.agent import AgentClient, Reply
 from whetherman_edge.calibrate.capability_probe import Found
 from whetherman_edge.calibrate.episode import ANYTHING, run_episode
-from whetherman_edge.calibrate.labels import Outcome, next_arm, outcome
+from whetherman_edge.calibrate.labels import Outcome, outcome
 from whetherman_edge.calibrate.plan import Item, Plan
 from whetherman_edge.calibrate.probe import Probe
 from whetherman_edge.calibrate.run_log import (
@@ -124,7 +124,7 @@ class Runner:
         self._settings = settings
         self._clock = clock
         self._show = show
-        self._plan = Plan(items)
+        self._plan = Plan(items, runs=settings.runs, runs_max=settings.runs_max)
         self._items = self._plan.items
         self._prompt, self._output, seconds = log.spent()
         self._started = clock() - seconds / settings.workers
@@ -218,7 +218,6 @@ class Runner:
             await _all(self._work(busy, capability, thorough=thorough) for _ in range(self._settings.workers))
 
     async def _work(self, busy: dict[str, object], capability: Capability, *, thorough: bool) -> None:
-        settings = self._settings
         while True:
             item = self._plan.next(self._outcomes(), busy, thorough=thorough)
             if item is None:
@@ -228,9 +227,7 @@ class Runner:
             try:
                 while self._failed.get(item.probe.id, 0) < PROBE_FAILURES_MAX:
                     found = outcome(self._runs.get(item.probe.id, ()), self._arm)
-                    arm = next_arm(
-                        found, item.probe.expect, thorough=thorough, runs=settings.runs, runs_max=settings.runs_max
-                    )
+                    arm = self._plan.next_arm(item, found, thorough=thorough)
                     if arm is None:
                         break
                     index = len(found.with_tools if arm == "with" else found.without)
