@@ -110,27 +110,37 @@ async def run_episode(
     *,
     steer: Steer | None = None,
     max_steps: int = STEPS_MAX,
+    max_repeats: int | None = None,
     **extra: Any,
 ) -> Episode:
     """Run the agent on a probe in a fresh world, from the probe's decision point on. extra: fields of each request.
+
+    max_repeats: the run ends, unfinished, when a step has come this often in a row with the same calls and results.
 
     Raises UpstreamMissing when nothing listens at the endpoint.
     """
     world = probe.open()
     try:
-        return await _run(client, probe, world, steer, max_steps, extra)
+        return await _run(client, probe, world, steer, max_steps, max_repeats, extra)
     finally:
         world.close()
 
 
 async def _run(
-    client: AgentClient, probe: Probe, world: World, steer: Steer | None, max_steps: int, extra: dict[str, Any]
+    client: AgentClient,
+    probe: Probe,
+    world: World,
+    steer: Steer | None,
+    max_steps: int,
+    max_repeats: int | None,
+    extra: dict[str, Any],
 ) -> Episode:
     tools = [tool.openai() for tool in probe.tools]
     names = tool_names(tools)
     messages: list[dict[str, Any]] = [dict(message) for message in probe.messages]
     steps: list[StepRecord] = []
     made: list[Call] = []
+    came: list[list[tuple[str, str, str]]] = []
     n_refused = 0
     text = ""
     for step in range(max_steps):
@@ -156,6 +166,9 @@ async def _run(
                 made.append(Call(call.name, call.arguments, world.call(call.name, call.arguments)))
                 results.append(made[-1].result)
         messages += _turn(reply, step, results)
+        came.append([(call.name, call.raw, result) for call, result in zip(reply.calls, results, strict=True)])
+        if max_repeats is not None and len(came) >= max_repeats and all(s == came[-1] for s in came[-max_repeats:]):
+            break
         if sum(record.refused for record in steps) > REFUSALS_MAX:
             break
     check = probe.check("", world, made)

@@ -18,7 +18,7 @@ from whetherman_edge.calibrate.labels import Arm, Label, Outcome, label, next_ar
 from whetherman_edge.calibrate.probe import Kind, Probe, Split
 from whetherman_edge.profiles.risk import ALPHA, DELTA, needed_for
 
-BARREN_AFTER: Final = 3
+BARREN_AFTER: Final = 2
 """Probes of one generator that are lost, with none needed, before the rest of it is put off."""
 _SPARE: Final = 5
 _WEIGHTS: Final[Mapping[tuple[str, str], float]] = {

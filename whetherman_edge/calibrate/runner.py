@@ -40,6 +40,8 @@ FAILURES_MAX: Final = 5
 """Runs in a row that the server fails before the calibration stops."""
 PROBE_FAILURES_MAX: Final = 2
 """Failed runs on one probe before it is left out."""
+REPEATS_MAX: Final = 3
+"""The same step so often in a row: small agents go on like that to the end (FACTS 8), and time is short."""
 COMPARISON_SHARE: Final = 0.2
 """Part of the budget that comparing interventions may take."""
 FOCUS_BELOW: Final = 2.5
@@ -245,7 +247,9 @@ class Runner:
         """
         steer = None if arm == "with" else interventions.steer(arm, steered_label(item.probe), capability)
         temperature = SAMPLED_TEMPERATURE if index else 0.0
-        episode = await run_episode(self._client, item.probe, steer=steer, temperature=temperature, seed=index)
+        episode = await run_episode(
+            self._client, item.probe, steer=steer, max_repeats=REPEATS_MAX, temperature=temperature, seed=index
+        )
         line = run_line(item.probe.id, item.sha, arm, index, episode)
         self._log.add(line)
         if line.error:

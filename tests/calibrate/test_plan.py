@@ -1,0 +1,132 @@
+"""Which probe comes next, and which intervention is taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from whetherman_edge.calibrate import interventions
+from whetherman_edge.calibrate.capability_probe import Found
+from whetherman_edge.calibrate.cli import pack
+from whetherman_edge.calibrate.labels import Outcome
+from whetherman_edge.calibrate.plan import BARREN_AFTER, Item, Plan
+from whetherman_edge.calibrate.probe import Probe
+from whetherman_edge.calibrate.run_log import RunLine, StepLine
+
+ITEMS = pack(1)
+
+
+def settle(
+    plan: Plan, needed: Callable[[Probe], bool], able: Callable[[Probe], bool] = lambda _probe: True, n: int = 10_000
+) -> list[Item]:
+    """Follow the plan's quick pass for ``n`` probes, every one coming out as the functions say; the probes in order."""
+    outcomes: dict[str, Outcome] = {}
+    order: list[Item] = []
+    while len(order) < n:
+        item = plan.next(outcomes, {}, thorough=False)
+        if item is None:
+            break
+        order.append(item)
+        found = Outcome()
+        while (arm := plan.next_arm(item, found, thorough=False)) is not None:
+            if arm == "with":
+                found = Outcome((*found.with_tools, able(item.probe)), found.without)
+            else:
+                found = Outcome(found.with_tools, (*found.without, not needed(item.probe)))
+        outcomes[item.probe.id] = found
+    return order
+
+
+def needs_calls(probe: Probe) -> bool:
+    return bool(probe.reference.calls)
+
+
+def test_every_probe_comes_once() -> None:
+    order = settle(Plan(ITEMS), needs_calls)
+    assert len(order) == len(ITEMS)
+    assert len({item.probe.id for item in order}) == len(ITEMS)
+
+
+def test_needed_steps_of_the_calibration_split_come_first_and_both_splits_get_their_share() -> None:
+    order = settle(Plan(ITEMS), needs_calls, n=120)
+    counts = Counter((item.split, item.probe.expect == "ACT") for item in order)
+    assert counts["calibrate", True] >= 50
+    assert counts["fit", True] >= 10
+    assert counts["fit", False] >= 10
+    assert counts["calibrate", False] >= 8
+
+
+def test_a_short_budget_proves_one_kind_before_it_turns_to_the_other() -> None:
+    plan = Plan(ITEMS)
+    plan.focus = "first"
+    order = settle(plan, needs_calls, n=250)
+    wanted = [item.probe.kind for item in order if item.split == "calibrate" and item.probe.expect == "ACT"]
+    assert set(wanted[: plan.needed_target - 15]) == {"first"}
+    assert "later" in wanted
+
+
+def test_what_the_agent_cannot_do_is_put_off() -> None:
+    def able(probe: Probe) -> bool:
+        return probe.family != "hop"
+
+    order = settle(Plan(ITEMS), needs_calls, able)
+    hops = [place for place, item in enumerate(order) if item.probe.family == "hop"]
+    generators = {item.probe.generator for item in ITEMS if item.probe.family == "hop"}
+    early = [place for place in hops if place < len(order) - len(hops)]
+    assert len(early) <= BARREN_AFTER * len(generators)
+    assert len(order) == len(ITEMS)
+
+
+def run(probe: str, arm: str, *, success: bool = True, seconds: float = 1.0, calls: int = 0) -> RunLine:
+    step = StepLine(prompt=100, output=10, ttft=0.1, seconds=seconds, cached=40)
+    return RunLine(probe=probe, probe_sha="", arm=arm, index=0, success=success, n_calls=calls, steps=(step,))
+
+
+def compared(**seconds: float) -> dict[str, interventions.Measured]:
+    """Arms that are right throughout and take so long; with tools it takes 10 s."""
+    runs = [run(probe, "with", seconds=10.0, calls=3) for probe in "abc"]
+    runs += [run(probe, f"{arm}:reason", seconds=s) for probe in "abc" for arm, s in seconds.items()]
+    return interventions.measure(runs)
+
+
+def test_the_arm_that_saves_most_is_taken_and_a_note_where_it_is_about_equal() -> None:
+    arms = ("note:reason", "strip:reason")
+    assert interventions.choose(compared(note=6.0, strip=2.0), arms) == "strip:reason"
+    assert interventions.choose(compared(note=2.5, strip=2.0), arms) == "note:reason"
+    assert interventions.choose({}, arms) == interventions.DEFAULT_ARM
+
+
+def test_new_failures_cost_a_run_each() -> None:
+    runs = [run(probe, "with", seconds=10.0) for probe in "abc"]
+    runs += [run(probe, "note:reason", seconds=4.0) for probe in "abc"]
+    runs += [run(probe, "strip:reason", seconds=1.0, success=probe == "a") for probe in "abc"]
+    measured = interventions.measure(runs)
+    assert measured["note:reason"].value_s == pytest.approx(6.0)
+    assert measured["strip:reason"].value_s == pytest.approx(9.0 - 10.0 * 2 / 3)
+    assert measured["strip:reason"].reevaluated == 60.0
+    assert interventions.choose(measured, tuple(measured)) == "note:reason"
+
+
+def test_the_worst_arms_are_dropped_after_three_probes() -> None:
+    arms = tuple(f"{arm}:reason" for arm in ("note", "strip", "none", "prefill"))
+    few = interventions.measure([run("a", arm) for arm in ("with", *arms)])
+    assert interventions.still_tried(few, arms) == arms
+    measured = compared(note=2.0, strip=3.0, none=9.0, prefill=4.0)
+    assert interventions.still_tried(measured, arms) == ("note:reason", "strip:reason", "prefill:reason")
+
+
+def test_only_what_the_upstream_can_do_is_tried() -> None:
+    assert "none:reason" not in interventions.arms(Found(honours_none=False))
+    assert "prefill:reason" not in interventions.arms(Found(honours_none=True, prefill=True, thinks=True))
+    assert interventions.arms(Found(honours_none=True, prefill=True)) == interventions.ALL_ARMS
+
+
+def test_the_comparison_uses_easy_probes_of_the_fit_split_that_need_no_call() -> None:
+    chosen = interventions.comparison_probes(ITEMS)
+    assert len(chosen) == interventions.PROBES
+    assert {item.split for item in chosen} == {"fit"}
+    assert {item.probe.expect for item in chosen} <= {"ANSWER", ""}
+    assert len({item.probe.family for item in chosen}) >= 4
+    assert {item.probe.kind for item in chosen} == {"first", "later"}
