@@ -64,6 +64,7 @@ class ScriptedUpstream:
         self.n_requests = 0
         self.held = threading.Event()
         self._loop = asyncio.new_event_loop()
+        self._let_go = asyncio.Event()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = ""
@@ -91,6 +92,7 @@ class ScriptedUpstream:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self._ready.set()
         self._loop.run_forever()
+        self._let_go.set()
         self._loop.run_until_complete(runner.cleanup())
         self._loop.close()
 
@@ -102,7 +104,8 @@ class ScriptedUpstream:
         self.n_requests += 1
         if self.faults.hold_after is not None and self.n_requests > self.faults.hold_after:
             self.held.set()
-            await asyncio.Event().wait()
+            await self._let_go.wait()
+            raise web.HTTPServiceUnavailable
         if self.faults.refuse > 0:
             self.faults.refuse -= 1
             return web.json_response({"error": {"message": "slow down"}}, status=self.faults.status)
