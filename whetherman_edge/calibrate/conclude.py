@@ -25,6 +25,7 @@ from whetherman_edge.calibrate.run_log import RunLine, RunLog
 from whetherman_edge.calibrate.runner import Budget, Measured
 from whetherman_edge.engine import Router, StagedEngine, StaticEngine, open_engine
 from whetherman_edge.errors import EnvironmentFault, UsageError
+from whetherman_edge.gate.verdict import STEP_KINDS
 from whetherman_edge.profiles.fit import Fit
 from whetherman_edge.profiles.payoff import Payoff
 from whetherman_edge.profiles.schema import (
@@ -75,9 +76,17 @@ async def conclude(wanted: Conclusion, items: Sequence[Item], log: RunLog, measu
             def make_profile(fit: Fit) -> Profile:
                 return _profile(wanted, measured, artifact, fit, payoff, runs)
 
-            fitted = await fit_rows(rows, engine, make_profile, alpha=wanted.alpha, delta=wanted.delta)
+            tried = [i.probe.kind for i in items if i.split == "calibrate" and i.probe.id in by_probe]
+            fitted = await fit_rows(
+                rows,
+                engine,
+                make_profile,
+                n_tried={kind: tried.count(kind) for kind in STEP_KINDS},
+                alpha=wanted.alpha,
+                delta=wanted.delta,
+            )
             tau, risk = proven(
-                {kind: fitted.thresholds.get(kind) for kind in ("first", "later")},
+                fitted.thresholds,
                 alpha=wanted.alpha,
                 delta=wanted.delta,
             )

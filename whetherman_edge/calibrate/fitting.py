@@ -63,11 +63,13 @@ class Row(msgspec.Struct, frozen=True):
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
     """Why a kind of step has no threshold, and what would settle it.
 
-    ``n_needed``: independent needed steps measured. ``n_skipped``: of them withheld already at the strictest threshold.
-    ``n_wanted``: needed steps that could prove the rate with that many skipped. ``n_probes``: about so many more
-    probes, at this agent's share of needed ones; None where it has none so far.
+    ``n_tried``: probes tried, those that the agent lost either way included. ``n_needed``: independent needed steps.
+    ``n_skipped``: of them withheld already at the strictest threshold. ``n_wanted``: needed steps that could prove the
+    rate with that many skipped. ``n_probes``: about so many more probes, at this agent's share of needed ones; None
+    where it has none so far.
     """
 
+    n_tried: int
     n_needed: int
     n_skipped: int
     n_wanted: int
@@ -112,13 +114,15 @@ async def fit_rows(
     judge: Judge,
     make_profile: Callable[[Fit], Profile],
     *,
+    n_tried: Mapping[StepKind, int],
     alpha: float = ALPHA,
     delta: float = DELTA,
 ) -> Fitted:
     """Layer from the fit split, thresholds from the calibrate split.
 
-    make_profile: the profile of a layer, without thresholds; what the gate would do is then asked of the gate itself,
-    staged engine, guards and all. Raises UsageError when there is too little to fit.
+    n_tried: probes of the calibrate split with runs. make_profile: the profile of a layer, without thresholds; what the
+    gate would do is then asked of the gate itself, staged engine, guards and all. Raises UsageError when there is too
+    little to fit.
     """
     own = [row for row in rows if row.item.split == "fit" and row.label.weight > 0.0]
     if not own:
@@ -152,14 +156,18 @@ async def fit_rows(
     return Fitted(
         fit=fit,
         thresholds=thresholds,
-        shortfalls={kind: shortfall(kinds[kind], alpha, delta) for kind, found in thresholds.items() if found is None},
+        shortfalls={
+            kind: shortfall(kinds[kind], n_tried[kind], alpha, delta)
+            for kind, found in thresholds.items()
+            if found is None
+        },
         observed_tau={kind: smallest_observed(members, alpha) for kind, members in kinds.items()},
         steps=tuple(steps),
         n_fit=len(own),
     )
 
 
-def shortfall(steps: Sequence[Step], alpha: float, delta: float) -> Shortfall:
+def shortfall(steps: Sequence[Step], n_tried: int, alpha: float, delta: float) -> Shortfall:
     """What more would settle a kind of step for which no threshold passed."""
     needed: dict[str, bool] = {}
     strictest = max(GRID)
@@ -169,8 +177,9 @@ def shortfall(steps: Sequence[Step], alpha: float, delta: float) -> Shortfall:
             needed[group] = needed.get(group, False) or (step.wanted and step.skip_score >= strictest)
     n, n_skipped = len(needed), sum(needed.values())
     wanted = needed_for(alpha, delta, n_skipped)
-    share = n / len(steps) if steps else 0.0
+    share = n / n_tried if n_tried else 0.0
     return Shortfall(
+        n_tried=n_tried,
         n_needed=n,
         n_skipped=n_skipped,
         n_wanted=wanted,

@@ -9,45 +9,37 @@ from whetherman_edge.profiles.payoff import Payoff
 
 
 def payoff_of(runs: Mapping[str, Sequence[RunLine]], arm: str, *, usd_out: float = 0.0) -> Payoff:
-    """Means over all runs of the arm "with" and the chosen one. usd_out: USD for a million output tokens.
+    """Means over right skips: probes that the chosen arm solved without a call, run with tools as well (at temperature
+    0). usd_out: USD for a million output tokens.
 
-    A call costs the time and tokens of a run less those of its last step, shared among its calls; a failure costs a
-    second run. What steering adds is read off probes that have both arms at temperature 0.
+    A skipped call saves the ones that would have followed it too, so ``call_s`` and ``call_tokens`` are all of a run
+    but its last reply. A failure costs what was in vain, and a run with tools.
     """
-    base = [run for members in runs.values() for run in members if run.arm == "with"]
-    called = [run for run in base if run.n_calls and len(run.steps) > 1]
-    n_calls = sum(run.n_calls for run in called)
-    before_last = [step for run in called for step in run.steps[:-1]]
+    base = [run for members in runs.values() for run in members if run.arm == "with" and run.steps]
     generated = [step for run in base for step in run.steps]
-    decode_s = sum(step.seconds - step.ttft for step in generated)
     n_output = sum(step.output for step in generated)
-    shifts, cache = _steering(runs.values(), arm)
+    pairs = list(_right_skips(runs.values(), arm))
+    saved = [step for _, with_tools in pairs for step in with_tools.steps[:-1]]
+    reevaluated = [run.steps[0].prompt - run.steps[0].cached for run, _ in pairs if run.steps[0].cached is not None]
+    n = max(len(pairs), 1)
     return Payoff(
-        call_s=sum(step.seconds for step in before_last) / n_calls if n_calls else 0.0,
-        call_tokens=sum(step.output for step in before_last) / n_calls if n_calls else 0.0,
-        failure_s=_mean(run.seconds for run in base),
-        shift_tokens=_mean(shifts),
-        token_s=decode_s / n_output if n_output else 0.0,
-        cache_s=max(0.0, _mean(cache)) * _prompt_token_s(generated),
+        call_s=sum(step.seconds for step in saved) / n,
+        call_tokens=sum(step.output for step in saved) / n,
+        failure_s=_mean(run.seconds for run in base) + _mean(run.seconds for run, _ in pairs),
+        shift_tokens=_mean(run.output_tokens - with_tools.steps[-1].output for run, with_tools in pairs),
+        token_s=sum(step.seconds - step.ttft for step in generated) / n_output if n_output else 0.0,
+        cache_s=_mean(reevaluated) * _prompt_token_s(generated),
         usd_a_token=usd_out / 1e6,
     )
 
 
-def _steering(by_probe: Iterable[Sequence[RunLine]], arm: str) -> tuple[list[float], list[float]]:
-    """Of probes with both arms: output tokens of the steered reply more than of the last one with tools; and prompt
-    tokens that the steered request had evaluated again.
-    """
-    shifts: list[float] = []
-    cache: list[float] = []
+def _right_skips(by_probe: Iterable[Sequence[RunLine]], arm: str) -> Iterable[tuple[RunLine, RunLine]]:
+    """(run under the arm, run with tools) of each probe that the arm solved without a call."""
     for members in by_probe:
         first = {run.arm: run for run in members if run.index == 0 and run.steps}
         steered, base = first.get(arm), first.get("with")
-        if steered is None or base is None or steered.n_refused or base.unfinished:
-            continue
-        shifts.append(steered.steps[0].output - base.steps[-1].output)
-        if steered.steps[0].cached is not None:
-            cache.append(steered.steps[0].prompt - steered.steps[0].cached)
-    return shifts, cache
+        if steered is not None and base is not None and steered.success and not steered.n_refused:
+            yield steered, base
 
 
 def _prompt_token_s(steps: Sequence[StepLine]) -> float:

@@ -112,14 +112,14 @@ def more_time(fitted: Fitted | None, *, n_open: int, seconds_a_probe: float) -> 
 
 
 def _missing(kind: str, missing: Shortfall, seconds_a_probe: float) -> str:
-    start = f"{kind} steps: nothing is skipped. {missing.n_needed} needed steps were measured"
+    start = f"{kind} steps: nothing is skipped. {missing.n_needed} of {missing.n_tried} probes tried were needed steps"
     if missing.n_skipped:
         start += f", {missing.n_skipped} of which the gate would skip even at the strictest threshold"
     if missing.n_needed >= missing.n_wanted:
         return start + "; the decisions tried on the fit split withhold nothing here"
     start += f"; {missing.n_wanted} could prove the rate"
     if missing.n_probes is None:
-        return start + ". This agent solved none with tools that it could not solve without: more probes will not help"
+        return start + ". So far this agent solved none with tools that it could not solve without"
     minutes = missing.n_probes * seconds_a_probe / 60
     return start + f". About {missing.n_probes} more probes would settle it ({minutes:.0f} minutes)"
 
