@@ -17,7 +17,16 @@ dbus-daemon --session --address="$DBUS_SESSION_BUS_ADDRESS" --nofork --nopidfile
 bus=$!
 /usr/lib/systemd/systemd --user --log-target=console --log-level=info >"$home/manager.log" 2>&1 </dev/null &
 manager=$!
-trap 'kill $manager $bus 2>/dev/null; wait; rm -rf "$home"' EXIT
+end() {
+    kill $manager $bus 2>/dev/null
+    wait
+    for tree in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
+        echo $$ >"$tree/cgroup.procs"
+        find "$tree/whetherman-test" -depth -type d -exec rmdir {} \;
+    done 2>/dev/null
+    rm -rf "$home"
+}
+trap end EXIT
 for _ in $(seq 100); do [ "$(systemctl --user is-system-running 2>/dev/null)" = running ] && break; sleep 0.2; done
 
 say() { printf '%-58s %s\n' "$1" "$2"; }
