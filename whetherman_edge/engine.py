@@ -1,6 +1,6 @@
 """The engines on the daemon's side of the gate: the ToolRouter, the static gate that stands on it, and the backbone's.
 
-Everything of the daemon that imports numpy is behind this module, so that ``proxy`` does not import it (STYLE 1).
+Everything of the daemon that imports numpy is behind this module, so that ``proxy`` does not import it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def gemma_q4(gemma_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def whole(
     request: pytest.FixtureRequest, gemma_base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Network, float]]:
-    """All 18 blocks in a precision, and the cosine that two ways to the same state must reach in it (FACTS 10)."""
+    """All 18 blocks in a precision, and the cosine that two ways to the same state must reach in it."""
     path = tmp_path_factory.mktemp("weights") / f"gemma-{request.param}.gguf"
     quantise(gemma_base, path, request.param, n_threads=1)
     network = Network(path)

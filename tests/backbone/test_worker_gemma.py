@@ -1,6 +1,6 @@
 """The worker on real weights: reuse gives the fresh answer, aborts and restarts lose nothing, and field cases.
 
-A state is compared with that of a worker that has seen nothing before; FACTS 10 says how close q4_0 gets.
+A state is compared with that of a worker that has seen nothing before; quantised weights get less close than float16.
 """
 
 from __future__ import annotations

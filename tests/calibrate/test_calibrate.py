@@ -216,6 +216,19 @@ async def test_calls_that_come_in_spite_of_a_note_are_refused_or_relayed(writes:
     assert any(step.resent for step in relayed.steps) == writes
 
 
+async def test_an_agent_that_repeats_its_call_is_measured_behind_the_loop_guard() -> None:
+    probe = probe_with_calls()
+    with ScriptedUpstream([probe], free, faults=Faults(loops=True)) as upstream:
+        async with AgentClient(upstream.url, "fake") as client:
+            bare = await run_episode(client, probe)
+            guarded = await run_episode(client, probe, guarded=ANYTHING)
+    assert not bare.success
+    assert bare.unfinished
+    assert guarded.success, guarded.why
+    assert [step.steered for step in guarded.steps[-2:]] == [False, True]
+    assert guarded.n_calls == len(probe.reference.calls) + 1
+
+
 def run_cli(upstream: ScriptedUpstream, folder: Path, *more: str) -> int:
     arguments = [
         "calibrate",

@@ -1,4 +1,4 @@
-"""Calls written into the text, in the forms that small models use (FACTS 8)."""
+"""Calls written into the text, in the forms that small models use."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from whetherman_edge.calibrate.episode import REFUSED
 from whetherman_edge.calibrate.probe import Probe
-from whetherman_edge.gate.wordings import FIRST_STEP, LATER_STEP, PREFIXES
+from whetherman_edge.gate.wordings import FIRST_STEP, LATER_STEP, LOOP, PREFIXES
 
 LOST = "I cannot say."
 _NOTES = (*FIRST_STEP.values(), *LATER_STEP.values())
@@ -24,7 +24,8 @@ _NOTES = (*FIRST_STEP.values(), *LATER_STEP.values())
 class Faults:
     """What the server does wrong. ``refuse``: so many requests get ``status`` first. ``garbage``: replies are no JSON.
     ``ignores_tools``: the prompt does not grow with tools. ``hold_after``: after so many requests it waits for ever.
-    ``writes_calls``: calls stand in the text. ``leaks``: steering does not help.
+    ``writes_calls``: calls stand in the text. ``leaks``: steering does not help. ``loops``: with all results there, the
+    last call is made again until a note says that it would not help.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Faults:
         hold_after: int | None = None,
         writes_calls: bool = False,
         leaks: bool = False,
+        loops: bool = False,
     ) -> None:
         self.refuse = refuse
         self.status = status
@@ -45,6 +47,7 @@ class Faults:
         self.hold_after = hold_after
         self.writes_calls = writes_calls
         self.leaks = leaks
+        self.loops = loops
 
 
 class ScriptedUpstream:
@@ -157,8 +160,9 @@ class ScriptedUpstream:
         calls = probe.reference.calls
         if steered and not self.faults.leaks:
             return (probe.reference.reply if self._alone(probe) else LOST), []
-        if n_done < len(calls):
-            call = calls[n_done]
+        again = bool(calls) and self.faults.loops and LOOP not in json.dumps(messages)
+        if n_done < len(calls) or again:
+            call = calls[min(n_done, len(calls) - 1)]
             arguments = json.dumps(call.arguments)
             if self.faults.writes_calls:
                 return f'```json\n{{"name": "{call.name}", "arguments": {arguments}}}\n```', []

@@ -180,7 +180,7 @@ class Context:
         params.n_batch = params.n_ubatch = chunk
         params.n_seq_max = n_seq
         params.n_threads = params.n_threads_batch = n_threads
-        params.kv_unified = True  # sequences share cells, so a prefix is copied by reference (FACTS 10)
+        params.kv_unified = True  # sequences share cells, so a prefix is copied by reference
         params.swa_full = True  # else a sliding-window cache cannot be rolled back
         params.offload_kqv = False
         params.op_offload = False

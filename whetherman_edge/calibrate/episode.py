@@ -17,6 +17,7 @@ from whetherman_edge.dialects import openai_chat
 from whetherman_edge.dialects.registry import apply
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.errors import ViewError
+from whetherman_edge.gate import loop_guard
 from whetherman_edge.gate.intervention import Capability, InterventionSettings, plan
 from whetherman_edge.gate.verdict import Decision, Label
 
@@ -51,18 +52,31 @@ class Steer(msgspec.Struct, frozen=True, kw_only=True):
         Raises ViewError for a body that cannot be edited.
         """
         chat = openai_chat.view(body, ToolCache())
-        p: dict[Label, float] = {self.label: 1.0}
-        decision = Decision(
-            label=self.label,
-            verdict=self.label,
-            probabilities=(0.0, p.get("ANSWER", 0.0), p.get("ASK", 0.0), p.get("DECLINE", 0.0)),
-            p_need=0.0,
-            confidence=1.0,
-            reason="scored",
-            engine="",
-        )
-        intervention = plan(decision, chat, self.capability, InterventionSettings(self.mode, self.wording))
+        settings = InterventionSettings(self.mode, self.wording)
+        intervention = plan(_decision(self.label, "scored"), chat, self.capability, settings)
         return body if intervention is None else apply(body, chat, intervention)
+
+
+def _decision(label: Label, reason: str) -> Decision:
+    p: dict[Label, float] = {label: 1.0}
+    return Decision(
+        label=label,
+        verdict=label,
+        probabilities=(0.0, p.get("ANSWER", 0.0), p.get("ASK", 0.0), p.get("DECLINE", 0.0)),
+        p_need=0.0,
+        confidence=1.0,
+        reason=reason,
+        engine="",
+    )
+
+
+def _guard(body: bytes, capability: Capability) -> tuple[bytes, str]:
+    """What the loop guard makes of a request, and the intervention's mode; the request as it came, and "", mostly."""
+    chat = openai_chat.view(body, ToolCache())
+    if not loop_guard.inspect(chat).looping:
+        return body, ""
+    intervention = plan(_decision("ANSWER", "loop_guard"), chat, capability, InterventionSettings())
+    return (body, "") if intervention is None else (apply(body, chat, intervention), intervention.mode)
 
 
 ANYTHING = Capability(
@@ -109,19 +123,22 @@ async def run_episode(
     probe: Probe,
     *,
     steer: Steer | None = None,
+    guarded: Capability | None = None,
     max_steps: int = STEPS_MAX,
     max_repeats: int | None = None,
     **extra: Any,
 ) -> Episode:
     """Run the agent on a probe in a fresh world, from the probe's decision point on. extra: fields of each request.
 
-    max_repeats: the run ends, unfinished, when a step has come this often in a row with the same calls and results.
+    guarded: the server's capability, to have the loop guard break repeated calls as it does in enforce without a
+    profile; None for no guard. max_repeats: the run ends, unfinished, when a step has come this often in a row with the
+    same calls and results.
 
     Raises UpstreamMissing when nothing listens at the endpoint.
     """
     world = probe.open()
     try:
-        return await _run(client, probe, world, steer, max_steps, max_repeats, extra)
+        return await _run(client, probe, world, steer, guarded, max_steps, max_repeats, extra)
     finally:
         world.close()
 
@@ -131,6 +148,7 @@ async def _run(
     probe: Probe,
     world: World,
     steer: Steer | None,
+    guarded: Capability | None,
     max_steps: int,
     max_repeats: int | None,
     extra: dict[str, Any],
@@ -145,7 +163,7 @@ async def _run(
     text = ""
     for step in range(max_steps):
         active = steer if steer is not None and (steer.steps is None or step < steer.steps) else None
-        step_records = await _step(client, client.body(messages, tools, **extra), names, active)
+        step_records = await _step(client, client.body(messages, tools, **extra), names, active, guarded)
         steps += step_records
         reply = step_records[-1].reply
         if reply.error:
@@ -176,21 +194,25 @@ async def _run(
     return _episode(steps, made, n_refused, success=check.success, why=why, unfinished=True)
 
 
-async def _step(client: AgentClient, body: bytes, names: tuple[str, ...], steer: Steer | None) -> list[StepRecord]:
+async def _step(
+    client: AgentClient, body: bytes, names: tuple[str, ...], steer: Steer | None, guarded: Capability | None
+) -> list[StepRecord]:
     """One step: one request, or two where a withheld model called and the daemon would send it again unmodified."""
-    edited = body
-    if steer is not None:
-        try:
-            edited = steer.edit(body)
-        except ViewError:
-            edited = body
+    edited, mode = body, ""
+    try:
+        if steer is not None:
+            edited, mode = steer.edit(body), steer.mode
+        elif guarded is not None:
+            edited, mode = _guard(body, guarded)
+    except ViewError:
+        edited = body
     steered = edited != body
     reply = await client.send(edited, names)
-    if not steered or steer is None:
+    if not steered:
         return [StepRecord(reply=reply)]
-    if not reply.calls or steer.on_call == "refuse":
+    if not reply.calls or (steer is not None and steer.on_call == "refuse"):
         return [StepRecord(reply=reply, steered=True, refused=bool(reply.calls))]
-    if steer.mode == "note" and not reply.from_content:
+    if mode == "note" and not reply.from_content:
         return [StepRecord(reply=reply, steered=True)]
     leaked = StepRecord(reply=reply, steered=True)
     return [leaked, StepRecord(reply=await client.send(body, names), resent=True)]

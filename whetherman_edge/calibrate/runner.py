@@ -40,8 +40,8 @@ FAILURES_MAX: Final = 5
 """Runs in a row that the server fails before the calibration stops."""
 PROBE_FAILURES_MAX: Final = 2
 """Failed runs on one probe before it is left out."""
-REPEATS_MAX: Final = 3
-"""The same step so often in a row: small agents go on like that to the end (FACTS 8), and time is short."""
+REPEATS_MAX: Final = 5
+"""The same step so often in a row: small agents go on like that to the end, whatever the loop guard says."""
 COMPARISON_SHARE: Final = 0.2
 """Part of the budget that comparing interventions may take."""
 FOCUS_BELOW: Final = 2.5
@@ -243,12 +243,21 @@ class Runner:
     async def _run(self, item: Item, arm: str, index: int, capability: Capability) -> None:
         """One run, written down. A server failure is written down too, and tried again later.
 
+        Runs with tools have the loop guard, as the daemon has it in enforce: a small agent that repeats a call instead
+        of reading its result would otherwise need nothing, because it solves nothing.
+
         Raises BudgetReached, UpstreamMissing, and _ServerFails after too many failures in a row.
         """
         steer = None if arm == "with" else interventions.steer(arm, steered_label(item.probe), capability)
         temperature = SAMPLED_TEMPERATURE if index else 0.0
         episode = await run_episode(
-            self._client, item.probe, steer=steer, max_repeats=REPEATS_MAX, temperature=temperature, seed=index
+            self._client,
+            item.probe,
+            steer=steer,
+            guarded=capability,
+            max_repeats=REPEATS_MAX,
+            temperature=temperature,
+            seed=index,
         )
         line = run_line(item.probe.id, item.sha, arm, index, episode)
         self._log.add(line)

@@ -1,4 +1,4 @@
-"""Calls that a model wrote into its text, read as an agent would read them (FACTS 8). Pure.
+"""Calls that a model wrote into its text, read as an agent would read them. Pure.
 
 ``gate.leak`` says whether a text is a call; here its name and arguments are taken out of it.
 """

@@ -14,7 +14,7 @@ import msgspec
 from whetherman_edge.dialects.chat import Tool
 from whetherman_edge.dialects.dialogue_cache import DialogueCache
 
-# One agent has 1 to 90 tools (FACTS 6); 64 sets and 1,024 tools hold dozens of agents in about 2 MB.
+# One agent has 1 to 90 tools; 64 sets and 1,024 tools hold dozens of agents in about 2 MB.
 TOOLSETS_MAX = 64
 TOOLS_MAX = 1024
 DIGEST_BYTES = 16

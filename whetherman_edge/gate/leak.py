@@ -1,6 +1,6 @@
 """Did a model that was left without tools write a call all the same, and how early can that be told?
 
-Small models write calls as text: in the markup of their template, as JSON in a fence, in doubled braces (FACTS 8, field
+Small models write calls as text: in the markup of their template, as JSON in a fence, in doubled braces (field
 case R06). ``LeakDetector`` reads a reply's text as it arrives and says HOLD until the first characters settle it. The
 reader goes left to right and never looks back, so how the text is cut makes no difference.
 """

@@ -1,4 +1,4 @@
-"""The steering sentences. The wording is part of the intervention (FACTS 9): a model told to "reply directly" reasons
+"""The steering sentences. The wording is part of the intervention: a model told to "reply directly" reasons
 less.
 
 Constants only: a sentence that changed from request to request (a time, a score) would cost the upstream its prompt
