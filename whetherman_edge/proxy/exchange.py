@@ -22,7 +22,7 @@ from whetherman_edge.proxy.gating import Gating, Pending, Ruling
 from whetherman_edge.proxy.persuasion import Answer, Persuasion
 from whetherman_edge.proxy.recording import Recorder
 from whetherman_edge.proxy.relay import BodyStream, Reply, forwardable, read_body, relay
-from whetherman_edge.proxy.repairs import EDITED, Repairs
+from whetherman_edge.proxy.repairs import Repairs
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, Upstream, UpstreamResponse
 
@@ -198,7 +198,6 @@ class Exchange:
         """
         length = len(body) if isinstance(body, bytes) else None
         headers = forwardable(request.raw_headers, length, self._api_key)
-        edited = edited or EDITED in request
         if not encoded or edited:
             dropped = _ENCODED * (not encoded) + _EDITED * edited
             headers = [(name, value) for name, value in headers if name.lower() not in dropped]

@@ -22,8 +22,8 @@ from whetherman_edge.proxy.persuasion import Answer, Send
 
 log = logging.getLogger(__name__)
 
-# Set on a request whose body is not the client's own any more, so that no header of it speaks of another one.
-EDITED = "whetherman.edited"
+# Headers that speak of the very bytes of a body, which then stays as it is.
+_OF_THE_BYTES = ("Content-MD5", "Digest", "Content-Digest")
 # An error is a sentence; what is longer is not read to its end.
 ERROR_BYTES_MAX = 64 << 10
 # In the words of Ollama; of llama.cpp's server without --jinja; of OpenRouter; of Groq.
@@ -48,17 +48,19 @@ class Repairs:
         self._map_developer = map_developer
 
     def roles(self, request: BaseRequest, body: bytes, dialect: Dialect) -> bytes:
-        """The body that takes the client's place; a compressed or odd one, and a subscription's, stays as it is."""
-        if not self._map_developer or request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        """The body that takes the client's place; a compressed, signed or odd one, and a subscription's, stays as it is."""
+        headers = request.headers
+        if not self._map_developer or headers.get("Content-Encoding", "identity").lower() != "identity":
             return body
-        if dialect.untouchable is not None and dialect.untouchable(request.headers):
+        if any(name in headers for name in _OF_THE_BYTES):
+            return body
+        if dialect.untouchable is not None and dialect.untouchable(headers):
             return body
         try:
             mapped = developer_as_system(body)
         except ViewError:
             return body
         if mapped is not body:
-            request[EDITED] = True
             self._counters.add("roles_mapped_total")
         return mapped
 
