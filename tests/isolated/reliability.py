@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -356,6 +357,8 @@ class Run:
                 "second_quarter_to_last": round(self._growth_kb()),
                 "slope_an_hour": round(slope * 3600),
             },
+            # Looked at once a second: a gap says how long this script itself got no processor.
+            "longest_gap_s": round(max((b - a for a, b in itertools.pairwise(times)), default=0.0), 1),
             "fds": {"max": max((fds for *_, fds in self.samples), default=0)},
             "disk": self.daemon.disk,
             "ledger": dict(self.daemon.ledger_totals),

@@ -48,7 +48,7 @@ class Repairs:
         self._map_developer = map_developer
 
     def roles(self, request: BaseRequest, body: bytes, dialect: Dialect) -> bytes:
-        """The body that takes the client's place; a compressed, signed or odd one, and a subscription's, stays as it is."""
+        """The body in the client's place; a compressed, signed or odd one, and a subscription's, stays as it is."""
         headers = request.headers
         if not self._map_developer or headers.get("Content-Encoding", "identity").lower() != "identity":
             return body
