@@ -59,6 +59,19 @@ def test_decide_with_the_backbone_is_repeatable_and_not_the_static_stage_s(model
 
 
 @pytest.mark.model
+@pytest.mark.model
+def test_d05_the_backbone_calls_for_an_action_behind_prose(models, tmp_path):
+    turns = [("user", "lamp on"), ("assistant", "Turned on"), ("user", "kitchen light on")]
+    schema = {"type": "object", "properties": {"device": {"type": "string"}}, "required": ["device"]}
+    tool = {"name": "turn_on", "description": "Turn on a device by name.", "parameters": schema}
+    file = tmp_path / "in.json"
+    messages = [{"role": role, "content": content} for role, content in turns]
+    file.write_text(json.dumps({"model": "m", "messages": messages, "tools": [{"type": "function", "function": tool}]}))
+    done = run("decide", str(file), "--engine", "gemma", env={"WHETHERMAN_MODELS": str(models)})
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "ACT"
+
+
 @pytest.mark.parametrize("engine", ["gemma", "auto"])
 def test_route_answers_with_every_engine(models, tmp_path, engine):
     file = tmp_path / "tools.json"

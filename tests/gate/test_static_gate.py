@@ -17,9 +17,11 @@ from tests.gate.chats import WEATHER, calls, chat_of, result, says, system, tool
 from whetherman_edge.dialects.chat import ChatView, Message
 from whetherman_edge.errors import ArtifactError
 from whetherman_edge.gate.features import SCALAR_NAMES
+from whetherman_edge.gate.policy import PolicySettings, SessionState, decide
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, FUSED_NAMES, StaticGate
 from whetherman_edge.gate.verdict import LABELS, Verdict
 from whetherman_edge.kernels import load
+from whetherman_edge.profiles.schema import Tau
 from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import RouterTable
 
@@ -148,8 +150,11 @@ def test_d03_a_greeting_with_forty_one_tools(gate: StaticGate) -> None:
 
 
 def test_d05_prose_history_does_not_hide_an_action(gate: StaticGate) -> None:
-    turns = [user("lamp on"), says("Turned on"), user("kitchen light on")]
-    assert top(gate.judge(chat_of(*turns, tools=[TURN_ON]))) == "ACT"
+    """Three words without a verb are a close call for the static stage; what counts: the tool is not withheld."""
+    chat = chat_of(user("lamp on"), says("Turned on"), user("kitchen light on"), tools=[TURN_ON])
+    tau = gate.default_tau
+    settings = PolicySettings(default_tau=Tau(answer=tau["ANSWER"], ask=tau["ASK"], decline=tau["DECLINE"]))
+    assert decide(gate.judge(chat), chat, None, SessionState(), settings).label == "ACT"
 
 
 def test_d07_why_is_a_question(gate: StaticGate) -> None:
