@@ -85,7 +85,9 @@ class Hop:
         timeout = aiohttp.ClientTimeout(total=None)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(runner.cleanup)
-            self._session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
+            # A kept connection that the server closes in between would be an error of ours in somebody's run.
+            connector = aiohttp.TCPConnector(force_close=True)
+            self._session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, connector=connector))
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
