@@ -40,7 +40,7 @@ def stand_in(tau: Tau, choice: InterventionChoice) -> Profile:
     """A profile that lets a gate act which no calibration stands behind, for the bench alone."""
     return Profile(
         schema=SCHEMA_VERSION,
-        agent=Agent("bench", "bench"),
+        agent=Agent("bench", ""),
         engine=EngineArtifact("static", _ZEROS),
         layer=Layer(NEED_LOGIT, (0.0,), (1.0,), (1.0,), 0.0),
         tau=tau,
