@@ -53,7 +53,9 @@ async def calibrated(needs: Need, engine: StaticEngine) -> Profile:
         )
 
     rows = await fitting.rows_of(items, outcomes, engine, MODEL)
-    fitted = await fitting.fit_rows(rows, engine, made, alpha=ALPHA)
+    tried = [item.probe.kind for item in items if item.split == "calibrate"]
+    n_tried: dict[schema.StepKind, int] = {"first": tried.count("first"), "later": tried.count("later")}
+    fitted = await fitting.fit_rows(rows, engine, made, n_tried=n_tried, alpha=ALPHA)
     tau, risk = schema.proven(fitted.thresholds, alpha=ALPHA, delta=0.1)
     return msgspec.structs.replace(made(fitted.fit), tau=tau, risk=risk)
 
