@@ -37,10 +37,11 @@ Costs = Sequence[tuple[str, ToolCost]]
 class Payoff(msgspec.Struct, frozen=True):
     """Measured means of one agent, per step.
 
-    ``call_s``: model time from the call to the next reply, with its prefill. ``call_tokens``: output tokens of a call
-    and of the turn it adds. ``failure_s``: what a failed task costs, usually a whole second attempt. ``shift_tokens``:
-    output tokens that a steered reply is longer (negative: shorter). ``token_s``: seconds an output token.
-    ``cache_s``: prompt evaluated again because the intervention changed it. ``usd_a_token``: price of an output token.
+    ``call_s``: model time of all that a right skip saves: the call and those that would have followed it, with their
+    prefill. ``call_tokens``: their output tokens. ``failure_s``: what a failed task costs, usually a whole second
+    attempt. ``shift_tokens``: output tokens that a steered reply is longer (negative: shorter). ``token_s``: seconds
+    an output token. ``cache_s``: prompt evaluated again because the intervention changed it. ``usd_a_token``: price
+    of an output token.
     """
 
     call_s: float
