@@ -11,7 +11,7 @@ from whetherman_edge.calibrate import interventions
 from whetherman_edge.calibrate.capability_probe import Found
 from whetherman_edge.calibrate.cli import pack
 from whetherman_edge.calibrate.labels import Outcome
-from whetherman_edge.calibrate.plan import BARREN_AFTER, Item, Plan
+from whetherman_edge.calibrate.plan import BARREN_AFTER, IN_A_ROW, Item, Plan, stratum
 from whetherman_edge.calibrate.probe import Probe
 from whetherman_edge.calibrate.run_log import RunLine, StepLine
 
@@ -77,6 +77,32 @@ def test_what_the_agent_cannot_do_is_put_off() -> None:
     early = [place for place in hops if place < len(order) - len(hops)]
     assert len(early) <= BARREN_AFTER * len(generators)
     assert len(order) == len(ITEMS)
+
+
+def n_tools(item: Item) -> int:
+    return len(item.probe.tools)
+
+
+def test_probes_with_the_same_tools_come_in_rows_so_that_a_prefix_cache_holds_the_tools() -> None:
+    order = settle(Plan(ITEMS), needs_calls, n=200)
+    alike = [
+        stratum(one) == stratum(other) and one.probe.tools == other.probe.tools
+        for one, other in zip(order, order[1:], strict=False)
+    ]
+    assert sum(alike) > 0.35 * len(order)
+    longest = max(len(row) for row in "".join("x" if like else " " for like in alike).split())
+    assert longest < 2 * IN_A_ROW
+    assert len({item.probe.generator for item in order}) > 70, "and still many generators are seen"
+
+
+def test_long_prompts_wait_while_their_stratum_has_short_ones() -> None:
+    order = settle(Plan(ITEMS), needs_calls)
+    for kind in ("first", "later"):
+        for split in ("fit", "calibrate"):
+            row = [item for item in order if (item.split, item.probe.kind, item.probe.expect) == (split, kind, "ACT")]
+            short = [place for place, item in enumerate(row) if n_tools(item) <= 3]
+            long = [place for place, item in enumerate(row) if n_tools(item) >= 12]
+            assert max(short) < min(long), (split, kind)
 
 
 def run(probe: str, arm: str, *, success: bool = True, seconds: float = 1.0, calls: int = 0) -> RunLine:

@@ -5,6 +5,10 @@ kind of step. So they come first, one kind before the other when the budget cann
 the shared gate, and the easy kinds, which show what a skip is worth, get a share all along. Generators whose tasks this
 agent cannot solve are put off, since a step that is lost either way proves nothing. Nothing here looks at the gate's
 scores: the proof would not survive that.
+
+Time goes by prompt tokens, and most of them are the tools: on a laptop the prefill of 24 tools takes as long as ten
+short probes. So long prompts wait while their stratum has shorter ones, and a few probes with the same tools are run
+in a row, since a server's prefix cache then holds the tools.
 """
 
 from __future__ import annotations
@@ -20,6 +24,11 @@ from whetherman_edge.profiles.risk import ALPHA, DELTA, needed_for
 
 BARREN_AFTER: Final = 2
 """Probes of one generator that are lost, with none needed, before the rest of it is put off."""
+IN_A_ROW: Final = 2
+"""Probes with the same tools that are run one after the other; with more, a short budget sees too few generators."""
+_CHARS_A_TOKEN: Final = 4
+_SHORT_TOKENS: Final = 512
+"""A prompt of up to so many tokens is short; each doubling is a length class of its own, run after the shorter ones."""
 _SPARE: Final = 5
 _WEIGHTS: Final[Mapping[tuple[str, str], float]] = {
     ("calibrate", "need"): 5.0,
@@ -68,13 +77,24 @@ class Plan:
         self._strata: dict[Stratum, list[Item]] = {}
         for item in items:
             self._strata.setdefault(stratum(item), []).append(item)
+        self._tools = {item.probe.id: _tools(item.probe) for item in items}
         for members in self._strata.values():
-            members[:] = _spread(members)
+            members[:] = self._spread(members)
         self.needed_target = needed_for(alpha, delta) + _SPARE
         self.focus: Kind | None = None
+        self._last: Item | None = None
+        self._in_a_row = 0
 
     def next(self, outcomes: Mapping[str, Outcome], busy: Mapping[str, object], *, thorough: bool) -> Item | None:
         """The probe to go on with, or None when all are decided. busy: ids that a worker is at."""
+        item = self._next(outcomes, busy, thorough=thorough)
+        if item is not None and item is not self._last:
+            like = self._last is not None and self._alike(self._last, item)
+            self._in_a_row = self._in_a_row + 1 if like else 1
+            self._last = item
+        return item
+
+    def _next(self, outcomes: Mapping[str, Outcome], busy: Mapping[str, object], *, thorough: bool) -> Item | None:
         barren = self._barren(outcomes)
         needed = self.n_needed(outcomes)
         for put_off in (False, True):
@@ -97,6 +117,8 @@ class Plan:
                     candidate = candidate or item
                 if candidate is not None:
                     rank = (started + 0.5) / max(weight, 0.01)
+                    if self._last is not None and self._in_a_row < IN_A_ROW and self._alike(self._last, candidate):
+                        rank = -1.0
                     if best is None or rank < best[0]:
                         best = (rank, candidate)
             if best is not None:
@@ -123,6 +145,34 @@ class Plan:
             self.next_arm(item, outcomes.get(name, nothing), thorough=thorough) is not None
             for name, item in self.items.items()
         )
+
+    def _alike(self, one: Item, other: Item) -> bool:
+        """They lie in one stratum, and their prompts begin with the same tools."""
+        return stratum(one) == stratum(other) and self._tools[one.probe.id] == self._tools[other.probe.id]
+
+    def _length_class(self, probe: Probe) -> int:
+        """0 for a short prompt, one more for each doubling."""
+        n_chars = len(self._tools[probe.id]) + len(msgspec.json.encode(probe.messages))
+        return (n_chars // (_CHARS_A_TOKEN * _SHORT_TOKENS)).bit_length()
+
+    def _spread(self, members: Sequence[Item]) -> list[Item]:
+        """Short prompts first, and among them the generators in turn, each with a few easy probes on the same tools."""
+        length = {item.probe.id: self._length_class(item.probe) for item in members}
+        ordered = sorted(
+            members, key=lambda item: (length[item.probe.id], item.probe.difficulty, item.probe.hops, item.probe.id)
+        )
+        rows: dict[tuple[int, str, bytes], list[Item]] = {}
+        for item in ordered:
+            key = (length[item.probe.id], item.probe.generator, self._tools[item.probe.id])
+            rows.setdefault(key, []).append(item)
+        turns: dict[tuple[int, str], int] = {}
+        ranked: list[tuple[tuple[int, int, int, str], list[Item]]] = []
+        for (class_, generator, _), row in rows.items():
+            for start in range(0, len(row), IN_A_ROW):
+                turn = turns[class_, generator] = turns.get((class_, generator), -1) + 1
+                few = row[start : start + IN_A_ROW]
+                ranked.append(((class_, turn, few[0].probe.difficulty, few[0].probe.id), few))
+        return [item for _, few in sorted(ranked, key=lambda entry: entry[0]) for item in few]
 
     def _weight(self, which: Stratum, needed: Mapping[Kind, int]) -> float:
         weight = _WEIGHTS[which.split, which.want]
@@ -155,11 +205,7 @@ def stratum(item: Item) -> Stratum:
     return Stratum(item.split, item.probe.kind, want)
 
 
-def _spread(members: Sequence[Item]) -> list[Item]:
-    """Easy ones first, and among equals one of each generator in turn."""
-    place: dict[str, int] = {}
-    ranked: list[tuple[int, int, str, Item]] = []
-    for item in sorted(members, key=lambda item: (item.probe.difficulty, item.probe.hops, item.probe.id)):
-        turn = place[item.probe.generator] = place.get(item.probe.generator, 0) + 1
-        ranked.append((turn, item.probe.difficulty, item.probe.id, item))
-    return [item for *_, item in sorted(ranked, key=lambda entry: entry[:3])]
+def _tools(probe: Probe) -> bytes:
+    """What a chat template renders ahead of the dialogue, as bytes that are equal where the prompt's front is."""
+    systems = [message for message in probe.messages if message["role"] == "system"]
+    return msgspec.json.encode((systems, [tool.openai() for tool in probe.tools]))
