@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 
@@ -87,7 +88,7 @@ def test_probes_with_the_same_tools_come_in_rows_so_that_a_prefix_cache_holds_th
     order = settle(Plan(ITEMS), needs_calls, n=200)
     alike = [
         stratum(one) == stratum(other) and one.probe.tools == other.probe.tools
-        for one, other in zip(order, order[1:], strict=False)
+        for one, other in itertools.pairwise(order)
     ]
     assert sum(alike) > 0.35 * len(order)
     longest = max(len(row) for row in "".join("x" if like else " " for like in alike).split())
