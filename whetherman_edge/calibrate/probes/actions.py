@@ -10,7 +10,7 @@ import msgspec
 
 from whetherman_edge.calibrate.probe import Split
 
-from .answers import Talk
+from .answers import Report
 from .generator import Book, Draft, Maker
 from .task import Task
 from .vocabulary import LAST, PLACES, PRODUCTS, PROJECTS, ROOMS, address, code, day, figure, people
@@ -21,13 +21,16 @@ Point = Literal["start", "middle", "end"]
 
 
 class Deed(msgspec.Struct, frozen=True):
-    """``calls``: lookups, then the one that changes the state. ``changes``: what must differ afterwards."""
+    """``calls``: lookups, then the one that changes the state. ``changes``: what must differ afterwards. ``told``: a
+    report that it is done holds one of them.
+    """
 
     user: str
     setting: Setting
     calls: list[tuple[str, dict[str, Any]]]
     changes: list[dict[str, Any]]
     done: str
+    told: tuple[str, ...]
 
 
 def _mail_out(rng: Random) -> Deed:
@@ -40,6 +43,7 @@ def _mail_out(rng: Random) -> Deed:
         [("send_email", {"to": to, "subject": "Delivery", "body": body})],
         [{"kit": "mail", "to": to, "subject": ["delivery"], "text": [number]}],
         f"I sent the e-mail to {to}.",
+        ("sent", "on its way"),
     )
 
 
@@ -51,6 +55,7 @@ def _event_in(rng: Random) -> Deed:
         [("create_event", {"title": f"{name} review", "date": when, "start": start})],
         [{"kit": "calendar", "what": "created", "title": [name], "date": when, "start": start}],
         f"The {name} review is in your calendar.",
+        ("in your calendar", "to your calendar", "created", "added", "scheduled"),
     )
 
 
@@ -66,6 +71,7 @@ def _event_out(rng: Random) -> Deed:
         [("list_events", {"date": when}), ("cancel_event", {"id": events[1]["id"]})],
         [{"kit": "calendar", "what": "cancelled", "id": events[1]["id"]}],
         "The review is cancelled.",
+        ("cancelled", "canceled", "removed", "deleted"),
     )
 
 
@@ -78,6 +84,7 @@ def _ticket_in(rng: Random) -> Deed:
         [("create_ticket", {"title": f"Broken {part} in {town}", "priority": level})],
         [{"kit": "tickets", "what": "opened", "title": [part, town], "priority": level}],
         "The ticket is open.",
+        ("opened", "open", "created"),
     )
 
 
@@ -91,6 +98,7 @@ def _ticket_closed(rng: Random) -> Deed:
         [("set_ticket_status", {"id": key, "status": status})],
         [{"kit": "tickets", "what": "status", "id": key, "status": status}],
         f"{key} is now {status}.",
+        (status,),
     )
 
 
@@ -104,6 +112,7 @@ def _owner_closed(rng: Random) -> Deed:
         [("search_tickets", {"text": owner}), ("set_ticket_status", {"id": key, "status": "solved"})],
         [{"kit": "tickets", "what": "status", "id": key, "status": "solved"}],
         f"{key} is solved.",
+        ("solved",),
     )
 
 
@@ -115,6 +124,7 @@ def _invoice_paid(rng: Random) -> Deed:
         [("pay_invoice", {"id": key})],
         [{"kit": "payments", "what": "paid", "id": key}],
         f"Invoice {key} is paid.",
+        ("paid", "processed"),
     )
 
 
@@ -126,6 +136,7 @@ def _refund(rng: Random) -> Deed:
         [("refund_payment", {"id": key, "amount": amount})],
         [{"kit": "payments", "what": "refunded", "id": key, "amount": amount}],
         f"I refunded {amount} EUR.",
+        ("refunded", "paid back", "processed"),
     )
 
 
@@ -137,6 +148,7 @@ def _full_refund(rng: Random) -> Deed:
         [("get_invoice", {"id": key}), ("refund_payment", {"id": key, "amount": amount})],
         [{"kit": "payments", "what": "refunded", "id": key, "amount": amount}],
         f"I refunded {amount} EUR.",
+        ("refunded", "paid back", "processed"),
     )
 
 
@@ -148,6 +160,7 @@ def _light(rng: Random) -> Deed:
         [("set_device", {"device": f"{first} light", "value": "on"})],
         [{"kit": "home", "device": f"{first} light", "value": "on"}],
         f"The {first} light is on.",
+        ("is on", "now on", "already on", "turned on", "switched on", "set to on"),
     )
 
 
@@ -159,6 +172,7 @@ def _thermostat(rng: Random) -> Deed:
         [("set_device", {"device": f"{room} thermostat", "value": str(degrees)})],
         [{"kit": "home", "device": f"{room} thermostat", "value": str(degrees)}],
         f"The {room} thermostat is set to {degrees}.",
+        ("set to", "now", "changed to"),
     )
 
 
@@ -175,6 +189,7 @@ def _mail_to_contact(rng: Random) -> Deed:
         ],
         [{"kit": "mail", "to": book[who[1]], "text": [number]}],
         "The e-mail is sent.",
+        ("sent", "on its way"),
     )
 
 
@@ -192,6 +207,7 @@ def _constant_changed(rng: Random) -> Deed:
         ],
         [{"kit": "repository", "path": "settings.py", "text": f"{name} = {new}\nDEBUG = False\n"}],
         f"{name} is {new} now.",
+        ("changed", "updated", "now", "set to", "replaced"),
     )
 
 
@@ -206,7 +222,7 @@ def _deed(source: Callable[[Random], Deed], point: Point) -> Maker:
             tools=list(dict.fromkeys(name for name, _ in deed.calls)),
             calls=deed.calls[made:],
             reply=deed.done,
-            answer=Talk() if point == "end" else None,
+            answer=Report(deed.told) if point == "end" else None,
             expect="ANSWER" if point == "end" else "ACT",
             setting=deed.setting,
             changes=deed.changes,

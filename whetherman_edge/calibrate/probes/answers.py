@@ -33,20 +33,30 @@ _UNABLE: Final = re.compile(
     r"\b(?:can(?:'t|not|\s+not)|could(?:n't| not)|unable|not able|impossible|lack|beyond (?:my|the)|"
     r"(?:is|was|am|are) not (?:possible|available|supported|allowed|permitted)|not something i|"
     r"isn't (?:possible|available|supported|allowed)|no (?:tool|access|way|means|ability|function)|"
-    r"(?:don't|do not|doesn't|does not|didn't) (?:have|support|offer|provide|exist|allow|include|see)|"
+    r"(?:don't|do not|doesn't|does not|didn't) (?:\w+ )?(?:have|support|offer|provide|exist|allow|include|see)|"
+    r"none of (?:the|my|these|those)|(?:isn't|aren't) (?:able|a tool|any|equipped|designed)|not (?:equipped|designed)|"
     r"not have (?:a |any |the |access)|outside (?:of )?(?:my|the)|not (?:possible|allowed|permitted|supported)|"
     r"not (?:be )?found|no (?:such|contact|invoice|record|entry)|refused|denied|failed|not listed)\b"
 )
 _DONE: Final = re.compile(
     r"\b(?:(?:i|we)(?:'ve)?|i have|we have|(?:has|have) been|successfully)\s+(?:just |now |already |successfully )*"
     r"(?:sent|booked|paid|transferred|refunded|ordered|scheduled|created|cancelled|canceled|deleted|posted|printed|"
-    r"called|reserved|purchased|bought|unlocked|opened|closed|turned|set|moved|added|updated|done|signed|published)\b"
+    r"called(?! (?:the tool|the function|\w+_\w+))|reserved|purchased|bought|unlocked|opened|closed|turned|set|moved|"
+    r"added|updated|done|signed|published)\b"
 )
 """A claim of something done: in the first person, or done by nobody."""
 _ASKS: Final = re.compile(
     r"\?|\b(?:please (?:tell|provide|specify|give|confirm|share|clarify|let me know|indicate|supply|state|send)|"
-    r"let me know (?:which|what|who|when|where|how|the)|(?:i|we) (?:need|require)|could you|can you|would you)\b"
+    r"let me know (?:which|what|who|when|where|how|the)|(?:i|we)(?:'ll| will|'d| would)? (?:need|require)|could you|"
+    r"can you|would you|you (?:need to|must|have to|should) (?:provide|specify|tell|give|name|choose))\b"
 )
+_DONE_WORDS: Final = ("done", "completed", "complete", "successful", "successfully", "confirmed")
+_NOT_DONE: Final = re.compile(
+    r"^(?:to|please|if|once|let|you (?:can|could|may|will|would))\b|\byou (?:should|need|must|have to)\b|"
+    r"\b(?:i|we|it|this|that)(?:'ll| will| would| should)\b|\bwill be\b|\bgoing to\b|\bnot\b|n't\b|\b(?:cannot|unable|"
+    r"failed|refused|denied|takes|follow|steps?)\b|\?$"
+)
+"""A sentence that plans, tells how, asks or denies, whatever else it says."""
 _MONTHS: Final = "january february march april may june july august september october november december".split()
 
 
@@ -86,11 +96,17 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     """The reply says that it cannot be done, and claims nothing done."""
 
 
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """The reply says that what was asked for is done: one of ``words`` in a sentence that states it."""
+
+    words: tuple[str, ...]
+
+
 class Talk(msgspec.Struct, frozen=True, tag="talk"):
     """Any reply in words that is not a call."""
 
 
-Answer = Number | Phrase | Day | Every | Question | Refusal | Talk
+Answer = Number | Phrase | Day | Every | Question | Refusal | Report | Talk
 
 
 def judge(answer: Answer, reply: str, question: str = "") -> Check:
@@ -113,6 +129,8 @@ def judge(answer: Answer, reply: str, question: str = "") -> Check:
             return _asks(about, text)
         case Refusal():
             return _refuses(text)
+        case Report(words=words):
+            return _reports(words, text, plain(question))
         case Talk():
             return Check(True, "answered in words")
 
@@ -175,29 +193,34 @@ def _phrase(answer: Phrase, text: str) -> Check:
 
 
 def _day(answer: Day, text: str, question: str) -> Check:
-    found = [day for day in days(text) if day == answer.iso or day not in days(question)]
+    found = [day for day in days(text, int(answer.iso[:4])) if day == answer.iso or day not in days(question)]
     if answer.iso not in found:
         return Check(False, f"expected {answer.iso}, found {_some(found)}")
     given = found[-1] == answer.iso or (found[0] == answer.iso and len(set(found)) <= _FOREIGN_MAX)
     return _told(given and len(set(found)) <= _FOREIGN_MAX + 1, answer.iso, "another day is the answer")
 
 
-def days(text: str) -> list[str]:
-    """ISO dates of the days that ``text`` (through ``plain``) names, in order."""
+def days(text: str, year: int | None = None) -> list[str]:
+    """ISO dates of the days that ``text`` (through ``plain``) names, in order. year: of those that name none."""
     months = "|".join(f"{name[:3]}(?:{name[3:]}|t)?\\.?" if len(name) > 3 else name for name in _MONTHS)
     forms = (
         r"(?P<y1>\d{4})-(?P<m1>\d{1,2})-(?P<d1>\d{1,2})"
-        rf"|(?P<n2>{months})\s+(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?,?\s+(?P<y2>\d{{4}})"
-        rf"|(?P<d3>\d{{1,2}})(?:st|nd|rd|th)?(?:\s+of)?\s+(?P<n3>{months}),?\s+(?P<y3>\d{{4}})"
+        rf"|\b(?P<n2>{months})\s+(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,?\s+(?P<y2>\d{{4}}))?"
+        rf"|\b(?P<d3>\d{{1,2}})(?:st|nd|rd|th)?(?:\s+of)?\s+(?P<n3>{months})\b(?:,?\s+(?P<y3>\d{{4}}))?"
+        r"|\b(?P<m4>\d{1,2})/(?P<d4>\d{1,2})/(?P<y4>\d{4})\b|\b(?P<d5>\d{1,2})\.(?P<m5>\d{1,2})\.(?P<y5>\d{4})\b"
     )
     out = []
     for found in re.finditer(forms, text):
-        part = found.groupdict()
-        year, day = part["y1"] or part["y2"] or part["y3"], part["d1"] or part["d2"] or part["d3"]
-        name = part["n2"] or part["n3"]
-        month = int(part["m1"]) if part["m1"] else 1 + [m[:3] for m in _MONTHS].index(name[:3])
+        part = {key[0]: value for key, value in found.groupdict().items() if value is not None}
+        named = part.get("n")
+        month = 1 + [m[:3] for m in _MONTHS].index(named[:3]) if named else int(part["m"])
+        day, of_year = int(part["d"]), int(part["y"]) if "y" in part else year
+        if of_year is None:
+            continue
+        if month > 12 >= day and not named:  # 20/03/2026
+            month, day = day, month
         try:
-            out.append(date(int(year), month, int(day)).isoformat())
+            out.append(date(of_year, month, day).isoformat())
         except ValueError:
             continue
     return out
@@ -232,6 +255,17 @@ def _refuses(text: str) -> Check:
     if not _UNABLE.search(text):
         return Check(False, "it does not say that it cannot")
     return _told(not _DONE.search(text), "that it cannot", "it claims something done")
+
+
+def _reports(words: Iterable[str], text: str, question: str) -> Check:
+    """An echo of the request reports nothing."""
+    for sentence in _SENTENCE.split(text):
+        told = sentence.strip(" .!")
+        if told in question or _NOT_DONE.search(told):
+            continue
+        if any(holds(told, word) for word in (*words, *_DONE_WORDS)):
+            return Check(True, "says that it is done")
+    return Check(False, "it does not say that it is done")
 
 
 def _told(good: bool, what: str, fault: str) -> Check:

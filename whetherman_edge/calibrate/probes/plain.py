@@ -113,14 +113,9 @@ def _recall(split: Split) -> Callable[[Random, Draft], Task]:
     """The answer stands in what the user said before."""
 
     def make(rng: Random, draft: Draft) -> Task:
-        order, room, name = code(rng), code(rng, 1, 3), rng.choice(PROJECTS)
+        order, room, name, other = code(rng), code(rng, 1, 3), rng.choice(PROJECTS), code(rng, 1, 3)
         said, asked, answer, tool = {
-            "fit": (
-                f"We meet in room {room}, not in {code(rng, 1, 3)}.",
-                "Which room was it again?",
-                room,
-                "list_events",
-            ),
+            "fit": (f"We meet in room {room}, not in {other}.", "Which room was it again?", room, "list_events"),
             "calibrate": (
                 f"My order {order} for {figure(rng)} {rng.choice(PRODUCTS)}s came late again.",
                 "Which order number did I give you just now?",
@@ -139,7 +134,8 @@ def _recall(split: Split) -> Callable[[Random, Draft], Task]:
             {"role": "assistant", "content": "Noted."},
             {"role": "user", "content": asked},
         ]
-        return draft.task(user=user, tools=(tool,), reply=f"It is {answer}.", answer=Phrase((answer,)), expect="ANSWER")
+        wanted = Phrase((answer,), (other,) if split == "fit" else ())
+        return draft.task(user=user, tools=(tool,), reply=f"It is {answer}.", answer=wanted, expect="ANSWER")
 
     return make
 
