@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from whetherman_edge.calibrate import interventions
+from whetherman_edge.calibrate import interventions, rejudge
 from whetherman_edge.calibrate.fitting import Fitted, Judge, fit_rows, rows_of
 from whetherman_edge.calibrate.labels import outcome
 from whetherman_edge.calibrate.payoff_inputs import payoff_of
@@ -60,8 +60,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 async def conclude(wanted: Conclusion, items: Sequence[Item], log: RunLog, measured: Measured) -> Report:
     """Fit and report. Raises ArtifactError without the static gate, EnvironmentFault without a demanded backbone."""
-    sha = {item.probe.id: item.sha for item in items}
-    runs = [run for run in log.runs if sha.get(run.probe) == run.probe_sha]
+    runs = rejudge.current(log.runs, {item.probe.id: item for item in items})
     by_probe = runs_of(runs)
     outcomes = {probe: outcome(members, measured.arm) for probe, members in by_probe.items()}
     payoff = payoff_of(by_probe, measured.arm, usd_out=wanted.budget.usd_out) if runs else None

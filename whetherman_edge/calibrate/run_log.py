@@ -22,7 +22,10 @@ CONTENT_CHARS_MAX = 2000
 
 
 class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One request of a run: the server's counts and times, and what kind of reply it was. Times in seconds."""
+    """One request of a run: the server's counts and times, and what kind of reply it was. Times in seconds.
+
+    ``calls``: their names; ``arguments``: their JSON texts, left out for calls ``written`` in the ``content``.
+    """
 
     prompt: int
     output: int
@@ -36,6 +39,7 @@ class StepLine(msgspec.Struct, frozen=True, omit_defaults=True):
     resent: bool = False
     content: str = ""
     finish: str = ""
+    arguments: tuple[str, ...] = ()
 
 
 class RunLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, tag_field="t", tag="run"):
@@ -195,6 +199,7 @@ def _step_line(record: StepRecord) -> StepLine:
         resent=record.resent,
         content=reply.content[:CONTENT_CHARS_MAX],
         finish=reply.finish,
+        arguments=() if reply.from_content else tuple(call.raw for call in reply.calls),
     )
 
 

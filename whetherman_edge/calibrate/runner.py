@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from whetherman_edge import __version__
-from whetherman_edge.calibrate import capability_probe, interventions
+from whetherman_edge.calibrate import capability_probe, interventions, rejudge
 from whetherman_edge.calibrate.agent import AgentClient, Reply
 from whetherman_edge.calibrate.capability_probe import Found
 from whetherman_edge.calibrate.episode import ANYTHING, run_episode
@@ -134,10 +134,8 @@ class Runner:
         self._failed: dict[str, int] = {}
         self._arm = ""
         self._runs: dict[str, list[RunLine]] = {}
-        for line in log.runs:
-            item = self._items.get(line.probe)
-            if item is not None and item.sha == line.probe_sha:
-                self._runs.setdefault(line.probe, []).append(line)
+        for line in rejudge.current(log.runs, self._items):
+            self._runs.setdefault(line.probe, []).append(line)
         client.on_reply = self._spend
 
     async def measure(self) -> Measured:
