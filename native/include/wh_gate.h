@@ -13,7 +13,7 @@
 
 #include "wh_kernels.h"
 
-/* ---- WordPiece on plain text ----------------------------------------------------------------------------------------
+/* ---- WordPiece -------------------------------------------------------------------------------------------------------
  * A vocabulary: token bytes joined with newlines; the id is the place. `offsets` int32 (n_tokens + 1,): where each token
  * starts, and one past the last newline that would follow. `slots` int32 (n_slots,), a power of two and at least twice
  * n_tokens: open addressing by FNV-1a of the token, -1 where free. */
@@ -29,11 +29,11 @@ struct wh_vocabulary {
 /* Fills offsets and slots; WH_ERR_RANGE when the vocabulary does not have n_tokens lines, or slots are too few. */
 enum wh_status wh_wordpiece_index(const uint8_t *restrict text, size_t n_bytes, size_t n_tokens,
                                   unsigned char *restrict offsets, unsigned char *restrict slots, size_t n_slots);
-/* Longer words are [UNK], as in BERT. */
+/* Longer words are [UNK], as in BERT; a character is a code point of the normalised text. */
 #define WH_WORD_CHARS_MAX ((size_t)100)
-/* Ids of a plain text, at most ids_max, to ids (int32); how many to *n_ids. Plain: ASCII without control characters
- * (tab, newline and return are space) and without a literal special token, and U+2026 between spaces.
- * WH_ERR_RANGE: the text is not plain.  WH_ERR_INDEX: the vocabulary's tables point outside it. */
+/* Ids of a UTF-8 text, at most ids_max, to ids (int32); how many to *n_ids.
+ * WH_ERR_RANGE: the text is not UTF-8, has 33 movable marks in a row, or a special token that the vocabulary lacks.
+ * WH_ERR_INDEX: the vocabulary's tables point outside it. */
 enum wh_status wh_wordpiece(const struct wh_vocabulary *vocabulary, const uint8_t *restrict text, size_t n_bytes,
                             unsigned char *restrict ids, size_t ids_max, size_t *n_ids);
 
@@ -91,8 +91,9 @@ struct wh_text_tables {
     size_t dim;
     size_t n_columns;
 };
-/* The record of a plain text of at most WH_TEXT_BYTES_MAX bytes, without n-grams and products. `record` has room for
- * WH_TEXT_RECORD_MAX bytes; *n_record says how many were written. Status as wh_wordpiece. */
+/* The record of a plain text of at most WH_TEXT_BYTES_MAX bytes, without n-grams and products. Plain: ASCII without
+ * control characters (tab, newline and return are space), and U+2026 between spaces. `record` has room for
+ * WH_TEXT_RECORD_MAX bytes; *n_record says how many were written. WH_ERR_RANGE: not plain, or as wh_wordpiece. */
 enum wh_status wh_text_record(const struct wh_ops *ops, const struct wh_text_tables *tables,
                               const uint8_t *restrict text, size_t n_bytes, unsigned char *restrict record,
                               size_t *n_record);

@@ -128,7 +128,7 @@ static bool acquire_vocabulary(struct views *views, PyObject *const *args, struc
     return true;
 }
 
-/* wordpiece_into(text, vocabulary, offsets, slots, unknown, ids int32 (n,) out) -> how many, None: not a plain text */
+/* wordpiece_into(text, vocabulary, offsets, slots, unknown, ids int32 (n,) out) -> how many, None: see wh_wordpiece */
 PyObject *wordpiece_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
     struct views views = {.n = 0};
     struct wh_vocabulary vocabulary;

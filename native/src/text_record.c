@@ -13,6 +13,27 @@ static inline bool is_digit(uint8_t byte) { return byte >= '0' && byte <= '9'; }
 static inline bool is_alpha(uint8_t byte) { return is_lower(byte) || is_upper(byte); }
 static inline uint8_t lowered(uint8_t byte) { return is_upper(byte) ? (uint8_t)(byte | 0x20) : byte; }
 
+/* U+2026 with a space (or an end of the text) on both sides, as text_signals.clip writes it. */
+static bool is_ellipsis(const uint8_t *text, size_t n_bytes, size_t at) {
+    return n_bytes - at >= 3 && memcmp(text + at, ellipsis, 3) == 0 && (at == 0 || is_space(text[at - 1])) &&
+           (n_bytes - at == 3 || is_space(text[at + 3]));
+}
+
+/* What is a letter, a digit, a space here is one to Python too. */
+static bool is_plain(const uint8_t *text, size_t n_bytes) {
+    for (size_t at = 0; at < n_bytes; at++) {
+        if (text[at] >= 0x80) {
+            if (!is_ellipsis(text, n_bytes, at)) {
+                return false;
+            }
+            at += 2;
+        } else if (text[at] == 0x7F || (text[at] < ' ' && !is_space(text[at]))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 /* What strips off a token before it counts as a value. */
 static bool is_edge(uint8_t byte) { return byte != 0 && strchr(".,;:!?()[]{}<>\"'`*", byte) != NULL; }
 
@@ -235,7 +256,8 @@ static bool put_vector(unsigned char *at, const unsigned char *pooled, size_t di
 enum wh_status wh_text_record(const struct wh_ops *ops, const struct wh_text_tables *tables,
                               const uint8_t *restrict text, size_t n_bytes, unsigned char *restrict record,
                               size_t *n_record) {
-    if (n_bytes > WH_TEXT_BYTES_MAX || tables->dim > WH_COSINE_DIM_MAX || tables->n_columns > WH_DENSE_AXIS_MAX) {
+    if (n_bytes > WH_TEXT_BYTES_MAX || tables->dim > WH_COSINE_DIM_MAX || tables->n_columns > WH_DENSE_AXIS_MAX ||
+        !is_plain(text, n_bytes)) {
         return WH_ERR_RANGE;
     }
     unsigned char ids[WH_TEXT_TOKENS_MAX * sizeof(int32_t)];

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "wh_capture.h"
+#include "wh_gate.h"
 #include "wh_kernels.h"
 
 #define CHECK(condition)                                                                                               \
@@ -318,6 +319,71 @@ static const char *fake_name(const void *tensor) { return ((const struct fake_te
 static size_t fake_bytes(const void *tensor) { return ((const struct fake_tensor *)tensor)->n_bytes; }
 static void *fake_data(const void *tensor) { return ((const struct fake_tensor *)tensor)->data; }
 
+/* The ids of a text, in a block of exactly its size, by a vocabulary of 13 tokens. */
+static enum wh_status cut(const char *text, int32_t *ids, size_t ids_max, size_t *n_ids) {
+    static const char vocabulary[] =
+        "[PAD]\n[UNK]\ncafe\n##s\n\xE4\xB8\xAD\n?\n\xE1\x84\x80\n##\xE1\x85\xA1\n##\xE1\x86\xA8\na\nb\n##b"
+        "\n\xE2\x80\xA6";
+    enum { TOKENS = 13, SLOTS = 32 };
+    int32_t offsets[TOKENS + 1];
+    int32_t slots[SLOTS];
+    const uint8_t *bytes = (const uint8_t *)vocabulary;
+    CHECK(wh_wordpiece_index(bytes, sizeof vocabulary - 1, TOKENS, BYTES(offsets), BYTES(slots), SLOTS) == WH_OK);
+    const struct wh_vocabulary words = {.text = bytes,
+                                        .offsets = BYTES(offsets),
+                                        .slots = BYTES(slots),
+                                        .n_bytes = sizeof vocabulary - 1,
+                                        .n_tokens = TOKENS,
+                                        .n_slots = SLOTS,
+                                        .unknown = 1};
+    const size_t n = strlen(text);
+    uint8_t *block = exact(n);
+    unsigned char *room = exact(ids_max * sizeof(int32_t));
+    memcpy(block, text, n);
+    const enum wh_status status = wh_wordpiece(&words, block, n, room, ids_max, n_ids);
+    memcpy(ids, room, ids_max * sizeof(int32_t));
+    free(block);
+    free(room);
+    return status;
+}
+
+static bool cuts(const char *text, size_t n, const int32_t *expected) {
+    int32_t ids[16];
+    size_t n_ids = 0;
+    return cut(text, ids, 16, &n_ids) == WH_OK && n_ids == n && memcmp(ids, expected, n * sizeof(int32_t)) == 0;
+}
+
+static void test_wordpiece(void) {
+    CHECK(cuts("CAF\xC3\x89s \xE4\xB8\xAD\xE4\xB8\xAD?", 5, (const int32_t[]){2, 3, 4, 4, 5})); /* É, two ideographs */
+    CHECK(cuts("cafe\xCC\x81", 1, (const int32_t[]){2})); /* e and an accent */
+    CHECK(cuts("\xEA\xB0\x81", 3, (const int32_t[]){6, 7, 8})); /* a Hangul syllable */
+    CHECK(cuts("a\x01"
+               "b\xC2\xAD\xC2\xA0[UNK]a\xF0\x9F\x98\x80",
+               4, (const int32_t[]){9, 11, 1, 1})); /* what is dropped */
+    CHECK(cuts("", 0, (const int32_t[]){0}));
+    char marks[2 + 4 * 33 + 1] = "a";
+    for (size_t i = 0; i < 33; i++) {
+        memcpy(marks + 1 + 4 * i, "\xF0\x9D\x85\xA5", 5);
+    }
+    int32_t ids[16];
+    size_t n_ids = 0;
+    CHECK(cut(marks, ids, 16, &n_ids) == WH_ERR_RANGE);
+    CHECK(cut(marks + 1 + 4, ids, 16, &n_ids) == WH_OK && n_ids == 1 && ids[0] == 1);
+    CHECK(cut("a a a a a", ids, 3, &n_ids) == WH_OK && n_ids == 3);
+    CHECK(cut("[MASK]", ids, 16, &n_ids) == WH_ERR_RANGE);
+    const char *const broken[] = {"\x80", "a\xC3", "\xE4\xB8", "\xC0\xAF", "\xF4\x90\x80\x80", "\xFF", "\xF0\x9F\x98"};
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
+        CHECK(cut(broken[i], ids, 16, &n_ids) == WH_ERR_RANGE);
+    }
+    for (int run = 0; run < 20000; run++) { /* nothing outside the buffers, whatever the bytes */
+        char text[24] = "";
+        for (size_t i = 0; i < random_u32() % sizeof text; i++) {
+            text[i] = (char)(1 + random_u32() % 255);
+        }
+        (void)cut(text, ids, random_u32() % 16, &n_ids);
+    }
+}
+
 static void test_capture(void) {
     char out[4] = "...";
     char data[] = "abcd";
@@ -329,9 +395,9 @@ static void test_capture(void) {
                                  .name = "result_norm"};
     struct fake_tensor other = {"l_out-3", data, 4};
     struct fake_tensor wanted = {"result_norm", data, 4};
-    CHECK(!wh_capture_on_node(&other, true, &capture));  /* not asked for */
-    CHECK(wh_capture_on_node(&other, false, &capture));  /* and the graph goes on */
-    CHECK(wh_capture_on_node(&wanted, true, &capture));  /* asked for */
+    CHECK(!wh_capture_on_node(&other, true, &capture)); /* not asked for */
+    CHECK(wh_capture_on_node(&other, false, &capture)); /* and the graph goes on */
+    CHECK(wh_capture_on_node(&wanted, true, &capture)); /* asked for */
     CHECK(!wh_capture_on_node(&wanted, false, &capture)); /* and the graph ends */
     CHECK(memcmp(out, data, 4) == 0 && capture.seen_bytes == 4 && capture.overflow == 0);
     wanted.n_bytes = 0;
@@ -358,6 +424,7 @@ int main(void) {
         test_dense_head_against_serial(rows[i]);
     }
     test_ngrams();
+    test_wordpiece();
     test_ngram_bound();
     test_capture();
     printf("kernels: all C tests passed, serial and %s\n", best->name);

@@ -1,10 +1,11 @@
 """Text to pooled int8 rows: WordPiece ids and the static embedding table.
 
-Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. Plain ASCII text is cut by the
-compiled kernel. Where nothing is compiled a cache stands in front of the library: BERT's pre-tokeniser splits at white
-space (and around each punctuation mark), and WordPiece then works on one word at a time, so the ids of a text are those
-of its pieces. Everything else (accents, CJK, control characters, a literal ``[MASK]``) goes through the library, which
-is loaded when it is first needed: it brings its own copy of the vocabulary.
+Token ids are those of the ``tokenizers`` library on the same vocabulary, for any text. The compiled kernel cuts it
+(``native/src/wordpiece.c``); what it leaves to the library (33 combining marks in a row, a special token that the
+vocabulary lacks) has not been seen outside tests, so the library, which brings its own copy of the vocabulary, is
+loaded only then. Where nothing is compiled a cache stands in front of the library: BERT's pre-tokeniser splits at white
+space (and around each punctuation mark), and WordPiece then works on one word at a time, so the ids of a plain text are
+those of its pieces. Everything else (accents, CJK, control characters, a literal ``[MASK]``) goes through the library.
 """
 
 from __future__ import annotations
@@ -37,14 +38,6 @@ CHUNKS_CACHED_MAX: Final = 16_384  # about 3 MB; cleared when full, which costs 
 CHUNK_CHARS_CACHED_MAX: Final = 40  # longer ones are URLs, paths and encoded data, which do not come again
 
 _NOT_PLAIN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\[(?:PAD|UNK|CLS|SEP|MASK)\]")
-
-
-_WORD = re.compile(r"[a-z0-9]+|[^a-z0-9\s]")
-
-
-def words_of(text: str) -> list[str] | None:
-    """Lower-case words and marks as BERT's pre-tokeniser splits them; None when only the library can say."""
-    return None if chunks_of(text) is None else _WORD.findall(text.lower())
 
 
 def chunks_of(text: str) -> list[str] | None:
@@ -133,10 +126,10 @@ class RouterTable:
         """WordPiece ids of ``text`` without special tokens, at most ``tokens_max``."""
         if len(text) > tokens_max * CHARS_PER_TOKEN_MAX:
             text = text[: tokens_max * CHARS_PER_TOKEN_MAX]
-        if self._pieces is not None and text.isascii():
+        if self._pieces is not None:
             if tokens_max > len(self._room):
                 self._room = np.zeros(tokens_max, dtype=np.int32)
-            count = self._pieces(text.encode(), *self._vocabulary, self._room)
+            count = self._pieces(text.encode(errors="replace"), *self._vocabulary, self._room)
             if count is not None:
                 ids: list[int] = self._room.data[: min(count, tokens_max)].tolist()
                 return ids
@@ -149,11 +142,6 @@ class RouterTable:
             found = known.get(chunk)
             ids += self._learn(chunk) if found is None else found
         return ids if len(ids) <= tokens_max else ids[:tokens_max]
-
-    def tokens_of(self, text: str, words: list[str] | None, tokens_max: int = TOKENS_MAX) -> list[int]:
-        """As ``token_list``; ``words`` (``words_of(text)``) is what a caller may have counted anyway."""
-        del words
-        return self.token_list(text, tokens_max)
 
     def token_ids(self, text: str, tokens_max: int = TOKENS_MAX) -> I32Vector:
         """As ``token_list``, an int32 array (n,)."""
