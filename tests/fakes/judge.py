@@ -35,14 +35,12 @@ class ScriptedJudge:
         self.views.append(chat)
         self.entered.set()
         match self.mode:
-            case "hang":
+            case "hang" | "held":
                 try:
-                    await asyncio.Event().wait()
+                    await (self.released if self.mode == "held" else asyncio.Event()).wait()
                 except asyncio.CancelledError:
                     self.cancelled.set()
                     raise
-            case "held":
-                await self.released.wait()
             case "raise":
                 raise RuntimeError("PROMPTTEXT in an exception")
             case "missing":
