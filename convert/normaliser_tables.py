@@ -1,8 +1,8 @@
 """``python -m convert.normaliser_tables``: what BERT's normaliser makes of each character, as native/src's C tables.
 
 The router's tokens must be those of the ``tokenizers`` library, whose Unicode tables are of several ages: of 0.23 the
-marks are those of Unicode 8, the combining classes of 9, the cases of 17. So the library itself is asked about each code
-point; ``unicodedata`` (14 in Python 3.11) only names the combining classes, which the library is asked to confirm.
+marks are those of Unicode 8, the combining classes of 9, the cases of 17. So the library itself is asked about each
+code point; ``unicodedata`` (14 in Python 3.11) only names the combining classes, which the library is asked to confirm.
 Hangul syllables are left out: arithmetic takes them apart. ``tests/router/test_normaliser.py`` holds the tables against
 the library installed.
 """
