@@ -141,6 +141,30 @@ def test_the_clients_own_question_tool_is_seen(name: str) -> None:
     assert not guards.asks_itself(chat_of(user("book it"), tools=[WEATHER, tool("ask_wikipedia")]))
 
 
+PART = "The owner of ticket T-3921 mailed me which part they need. How many of that part are in stock?"
+
+
+@pytest.mark.parametrize(
+    ("question", "results", "missing"),
+    [
+        (PART, ("id: T-3921\nowner: Emeka Zeller", "m77: Emeka Zeller: Part", "I need part EU-6836."), True),
+        (PART, ("id: T-3921\nowner: Emeka Zeller", "EU-6836: 412 pieces"), False),
+        ("How much does it cost?", ("see doc-12 of 2026-05-04, 10:30",), True),
+        ("How much does it cost?", ("It costs 1,250.50 EUR.",), False),
+        ("how many users are there", ("count\n38",), False),
+        ("Which part do they need?", ("I need part EU-6836.",), False),
+        (PART, (), False),
+    ],
+)
+def test_a_quantity_is_not_answered_before_a_result_holds_a_number(
+    question: str, results: tuple[str, ...], missing: bool
+) -> None:
+    turns = [user(question)]
+    for number, text in enumerate(results):
+        turns += [calls("look", {"id": number}, f"c{number}"), result(text, f"c{number}")]
+    assert guards.number_missing(chat_of(*turns)) is missing
+
+
 @pytest.mark.parametrize(
     ("turns", "asked"),
     [

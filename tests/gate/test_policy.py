@@ -137,6 +137,9 @@ def test_guards_hold_for_forced_verdicts_too() -> None:
     action = chat_of(user("delete the old tunnel"), tools=[tool("list_tunnels"), tool("delete_tunnel")])
     assert (forced("ANSWER", action).label, forced("ANSWER", action).reason) == ("ACT", "guard:action")
     assert forced("ASK", action).reason == "guard:lookup_first"  # D11
+    part = chat_of(user("How many of part 7 are left?"), calls("get_weather"), result("It is EU-6836."))
+    assert forced("ANSWER", part).reason == "guard:number_missing"
+    assert forced("DECLINE", part).label == "DECLINE"
     named = chat_of(user("run workflow_run_dispatch_round for job 7"), tools=[tool("workflow_run_dispatch_round")])
     assert forced("DECLINE", named).reason == "guard:tool_named"  # D09
     own = chat_of(user("book it"), tools=[WEATHER, tool("ask_user")])

@@ -47,6 +47,9 @@ _FAILURE = re.compile(
     r"error|denied|fail|not found|unauthori|forbidden|\bno\b.{0,20}(?:match|found|result)|\[\]|null", re.IGNORECASE
 )
 _RESULT_CHARS = 400
+_HOW_MANY = re.compile(r"\bhow (?:many|much)\b", re.IGNORECASE)
+# One that stands by itself: not in a date, a time of day, or a name such as EU-6836.
+_NUMBER = re.compile(r"(?<![\w.:/#-])\d+(?:[.,]\d+)*(?![\d:/]|-\w)")
 _DEMAND = re.compile(r"(?:use|call|run|invoke|execute|trigger|try|fire)\b", re.IGNORECASE)
 _NAME_LEADS = re.compile(r"[^\W_]")
 # A tool name that is also an English word proves nothing when it stands in a sentence ("search", "weather", "Read").
@@ -98,6 +101,19 @@ def tool_named(chat: ChatView) -> frozenset[str]:
         if _names(user_text, tool.name) or any(_names(text, tool.name) for text in system_texts):
             found.add(tool.name)
     return frozenset(found)
+
+
+def number_missing(chat: ChatView) -> bool:
+    """True when the user asks how many or how much, and no result since then holds a number. Vetoes ANSWER.
+
+    What came back are names to look up further: the part's number, not yet its stock. Where the agent could count what
+    was listed, the veto costs a request that goes out as it came.
+    """
+    index = chat.last_user_index
+    if chat.last_role != "tool" or index < 0 or not _HOW_MANY.search(_clipped(chat.messages[index].text)):
+        return False
+    results = (message.text for message in chat.messages[index + 1 :] if message.role == "tool")
+    return not any(_NUMBER.search(text) for text in results)
 
 
 def asks_itself(chat: ChatView) -> bool:

@@ -33,6 +33,7 @@ REASONS: dict[str, str] = {
     "guard:ask_tool": "the client offers its own question tool: never ASK",
     "guard:lookup_first": "a read-only tool can find the missing detail: never ASK",
     "guard:structured_output": "response_format asks for JSON: never ASK or DECLINE",
+    "guard:number_missing": "how many or how much is asked, and no result holds a number yet: never ANSWER",
     "guard:side_effect": "the likely tool has a side effect by the configuration: never ANSWER",
     "guard:user_repeats": "the user says the same again after a skip: the tools stay",
     "guard:non_interactive": "nobody is there to answer a question: never ASK",
@@ -235,9 +236,11 @@ def guard(
     if reason != "loop_guard" and session.user_repeats(chat):
         return "guard:user_repeats"
     if label == "ANSWER":
-        if reason != "loop_guard" and guards.action_wanted(chat):
+        if reason == "loop_guard":
+            return None
+        if guards.action_wanted(chat):
             return "guard:action"
-        return None
+        return "guard:number_missing" if guards.number_missing(chat) else None
     if chat.structured_output:
         return "guard:structured_output"
     if label == "DECLINE":
