@@ -8,7 +8,7 @@ import pytest
 
 from whetherman_edge.dialects.chat import OPEN_CALLS_MAX, TURNS_MAX
 from whetherman_edge.dialects.dialect import Dialect
-from whetherman_edge.dialects.json_spans import MEMBERS_MAX
+from whetherman_edge.dialects.json_spans import MEMBERS_MAX, VALUES_MAX, refuse_crowded
 from whetherman_edge.dialects.openai_chat import ARGUMENTS_BYTES_MAX, canonical_arguments
 from whetherman_edge.dialects.registry import ANTHROPIC, OLLAMA, OPENAI_CHAT, OPENAI_RESPONSES
 from whetherman_edge.dialects.tool_cache import TOOLS_MAX, ToolCache
@@ -54,6 +54,38 @@ def test_turns_tools_and_keys_have_a_limit(dialect):
 def test_calls_and_results_have_a_limit(dialect, turns):
     with pytest.raises(OverLimit, match="expected at most"):
         dialect.view(body(dialect, turns), ToolCache())
+
+
+CROWDED = {
+    "objects": b'{"messages":[' + b"{}," * VALUES_MAX + b"{}]}",
+    "numbers": b'{"messages":[{"role":"user","content":[' + b"1," * VALUES_MAX + b"1]}]}",
+    "spaced": b'{"messages":[' + b"1 , " * VALUES_MAX + b"1]}",
+    "lists": b'{"tools":[' + b"[" * VALUES_MAX + b"]" * VALUES_MAX + b"]}",
+    "strings": b'{"tools":[{"x":[' + b'"",' * VALUES_MAX + b'""]}]}',
+    "members": b'{"tools":[{"x":{' + b",".join(b'"%x":1' % n for n in range(VALUES_MAX + 1)) + b"}}]}",
+    "escapes": b'{"x":"' + b'\\",' * 4 * VALUES_MAX + b'"}',  # may be text; it would cost too much to find out
+}
+
+
+@pytest.mark.parametrize("crowded", CROWDED.values(), ids=CROWDED)
+def test_a_body_of_very_many_values_is_not_decoded(crowded):
+    with pytest.raises(OverLimit, match="JSON values"):
+        refuse_crowded(crowded)
+
+
+@pytest.mark.parametrize("text", ["one, two [3] {4} ", 'he said, "so, [then]" ', "\\,[{"])
+def test_commas_and_brackets_in_a_text_are_no_values(text):
+    long = json.dumps({"messages": [{"role": "user", "content": text * (VALUES_MAX // 2)}]}).encode()
+    assert long.count(b",") > VALUES_MAX // 2
+    refuse_crowded(long)
+
+
+def test_what_agents_send_is_far_from_the_limit():
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "enum": ["a", "b"]} for n in range(10)}}
+    tools = [{"type": "function", "function": {"name": f"t{n}", "parameters": schema}} for n in range(TOOLS_MAX)]
+    large = json.dumps({"messages": [USER] * TURNS_MAX, "tools": tools}).encode()
+    assert len(large) > 2 * VALUES_MAX
+    refuse_crowded(large)
 
 
 def test_long_arguments_are_compared_as_they_were_spelled():

@@ -11,6 +11,7 @@ from tests.fakes.chats import body_of, said
 from tests.fakes.client import post
 from tests.fakes.judge import verdict
 from tests.fakes.upstream import completion, reply, tool_call
+from whetherman_edge.dialects.json_spans import VALUES_MAX
 from whetherman_edge.gate import policy
 from whetherman_edge.gate.policy import REASONS
 
@@ -146,6 +147,16 @@ async def test_c02_nothing_volatile_is_added(upstream, serve, judge):
         for _ in range(3):
             await post(url, chat)
     assert len({seen.sha256 for seen in upstream.requests}) == 1
+
+
+async def test_a_body_of_very_many_values_passes_ungated(upstream, serve, judge):
+    body = b'{"model":"m","messages":[' + b"{}," * VALUES_MAX + b'{}],"tools":[{"name":"f","role":"developer"}]}'
+    async with serve(map_developer="system", mode="enforce", force="ANSWER") as url:
+        answer = await post(url, body)
+        refused = await post(url, body, "/v1/decide")
+    assert (answer.status, said(answer)) == (200, ("ACT", "no", "bypass:oversize"))
+    assert [seen.body for seen in upstream.requests] == [body]
+    assert (refused.status, refused.json()["error"]["code"]) == (422, "too_long")
 
 
 async def test_an_unknown_mode_leaves_the_request_as_it_came(upstream, serve, judge, caplog):

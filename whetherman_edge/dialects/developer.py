@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from whetherman_edge.dialects.json_spans import elements, members
+from whetherman_edge.dialects.json_spans import elements, members, refuse_crowded
 from whetherman_edge.dialects.splice import Splicer
 
 _ROLE = b'"developer"'
@@ -17,6 +17,7 @@ def developer_as_system(body: bytes) -> bytes:
     """
     if _ROLE not in body:
         return body
+    refuse_crowded(body)
     splicer = Splicer(body)
     edited, position = [], 0
     turns = [span for key in _TURNS if splicer.raw(key).startswith(b"[") for span in elements(body, splicer.span(key))]

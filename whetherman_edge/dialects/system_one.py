@@ -17,8 +17,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from whetherman_edge.dialects.json_spans import VALUES_MAX, refuse_crowded
 from whetherman_edge.dialects.text_forms import JSON, Rendered, render
-from whetherman_edge.errors import RequestError
+from whetherman_edge.errors import OverLimit, RequestError
 
 OPTIONS_MIN, OPTIONS_MAX = 2, 255
 LEVELS_MIN, LEVELS_MAX = 2, 10
@@ -155,8 +156,12 @@ def parse(body: bytes) -> Request:
             f"expected a body of at most {BODY_BYTES_MAX} bytes, got {len(body)}; send less state or fewer questions",
         )
     try:
+        refuse_crowded(body)
         document = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except OverLimit as exc:
+        message = f"expected at most {VALUES_MAX:,} JSON values; send less state or fewer questions"
+        raise Refusal(413, "request_too_large", message) from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         message = f"expected a JSON object in UTF-8, got something else: {str(exc)[:120]}"
         raise InvalidBody([Fault(("body",), message, "json_invalid")]) from exc
     if not isinstance(document, dict):

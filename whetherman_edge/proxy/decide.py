@@ -10,7 +10,8 @@ import msgspec
 from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects import registry
-from whetherman_edge.errors import RequestError
+from whetherman_edge.dialects.json_spans import VALUES_MAX, refuse_crowded
+from whetherman_edge.errors import OverLimit, RequestError
 from whetherman_edge.gate.verdict import LABELS
 from whetherman_edge.proxy.exchange import answer_expect
 from whetherman_edge.proxy.gating import Gating, Ruling
@@ -103,7 +104,10 @@ async def decide(gating: Gating, headers: Mapping[str, str], body: bytes, identi
 def check(body: bytes) -> None:
     """Raise RequestError unless the body is a JSON object with a list of messages that have roles, or with an input."""
     try:
+        refuse_crowded(body)
         (_decode_response if registry.of_body(body) is registry.OPENAI_RESPONSES else _decode_chat)(body)
+    except OverLimit as exc:
+        raise RequestError(f"expected at most {VALUES_MAX:,} JSON values", ("body",), "too_long") from exc
     except msgspec.ValidationError as exc:
         text = str(exc)
         path = _PATH.search(text)
