@@ -55,6 +55,31 @@ async def test_c11_one_retry_without_tools_flagged_and_remembered(upstream, serv
     assert upstream.requests[0].body == body_of(body)
 
 
+@pytest.mark.parametrize("intervention", ["note", "none"])
+@pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found"])
+async def test_c11_a_steered_request_too_costs_one_retry_and_its_edit_is_not_blamed(
+    upstream, serve, judge, intervention, status
+):
+    upstream.script(refusing(status=status))
+    async with serve(strip_unsupported=True, force="ANSWER", intervention=intervention, upstream_kind="vllm") as url:
+        first = await post(url, CHAT)
+        assert [said(one) for one in (first, await post(url, CHAT))] == [("ACT", "yes", "tools_unsupported")] * 2
+        causes = ("tools_unsupported", "refused")
+        assert [await metric(url, f'resent_total{{cause="{cause}"}}') for cause in causes] == [1, 0]
+        other = await post(url, {**CHAT, "model": "another"})
+    assert (first.status, said(other)[:2]) == (200, ("ANSWER", "yes"))
+    assert ["tools" in json.loads(seen.body) for seen in upstream.requests] == [True, False, False, True]
+
+
+async def test_c11_another_error_of_a_steered_request_is_handled_as_ever(upstream, serve, judge):
+    upstream.script(refusing({"error": "no such field"}), reply(completion()), refusing({"error": "nobody"}, "401 No"))
+    async with serve(strip_unsupported=True, force="ANSWER", intervention="note") as url:
+        assert said(await post(url, CHAT)) == ("ANSWER", "no", "refused")
+        rejected = await post(url, {**CHAT, "model": "another"})
+    assert (rejected.status, rejected.json()) == (401, {"error": "nobody"})
+    assert len(upstream.requests) == 3
+
+
 @pytest.mark.parametrize(
     ("refusal", "status"),
     [

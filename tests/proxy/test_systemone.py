@@ -17,6 +17,7 @@ import zstandard
 from tests.fakes.client import once, post
 from tests.fakes.upstream import FakeUpstream, hang, reply
 from whetherman_edge.dialects import system_one as s1
+from whetherman_edge.dialects.json_spans import VALUES_MAX
 from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.dialects.system_one_answer import MODELS, Judgement
 from whetherman_edge.errors import ArtifactError, ViewError
@@ -95,6 +96,7 @@ async def test_compressed_bodies(serve, encoding, pack):
         (b"not zstd", {"Content_Encoding": "zstd"}, 400, "invalid_content_encoding"),
         (zstandard.compress(b" " * (s1.BODY_BYTES_MAX + 1)), {"Content_Encoding": "zstd"}, 413, "request_too_large"),
         (b" " * (s1.BODY_BYTES_MAX + 1), {}, 413, "request_too_large"),
+        (b'{"state":[' + b"{}," * VALUES_MAX + b"{}]}", {}, 413, "request_too_large"),
         (b"--x", {"Content_Type": "multipart/form-data; boundary=x"}, 415, "unsupported_media_type"),
         ({**ASK, "model": "gpt-5"}, {}, 404, "not_found"),
     ],
@@ -266,6 +268,25 @@ async def test_a_gate_without_a_verdict_is_stood_in_for(error):
 
     service = SystemOne(EvenJudge(), Counters(), gate=gate)
     assert (await asked(service, CHAT))["gate"]["x_engine"] == "even"
+
+
+@pytest.mark.parametrize("broken", [(float("nan"), 0.5, 0.3, 0.2), (0.0, 0.0, 0.0, 0.0), (-1.0, 1.0, 1.0, 0.0)])
+async def test_a_gate_whose_values_cannot_be_right_is_stood_in_for(broken, caplog):
+    async def gate(body: bytes) -> Verdict:
+        return Verdict(broken, "gemma")
+
+    service = SystemOne(EvenJudge(), Counters(), gate=gate)
+    assert (await asked(service, CHAT))["gate"]["x_engine"] == "even"
+    assert "event=systemone_gate_failed" in caplog.text
+
+
+async def test_a_gate_that_raises_is_stood_in_for(caplog):
+    async def gate(body: bytes) -> Verdict:
+        raise ValueError("expected finite log-probabilities")
+
+    service = SystemOne(EvenJudge(), Counters(), gate=gate)
+    assert (await asked(service, CHAT))["gate"]["x_engine"] == "even"
+    assert "event=systemone_gate_failed" in caplog.text
 
 
 async def test_other_labels_are_the_routers_business():

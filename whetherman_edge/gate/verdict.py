@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -50,6 +52,16 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     def p_need(self) -> float:
         """Probability that a tool call is needed now."""
         return self.probabilities[0]
+
+
+def check_verdict(verdict: Verdict) -> None:
+    """Raise ValueError for a verdict that cannot be right: not four probabilities that sum to one."""
+    probabilities: Sequence[float] = verdict.probabilities
+    total = sum(probabilities)
+    if len(probabilities) != 4 or not math.isfinite(total) or abs(total - 1.0) > 1e-3:
+        raise ValueError("expected four probabilities that sum to 1 from the gate")
+    if min(probabilities) < 0.0:
+        raise ValueError("expected probabilities of at least 0 from the gate")
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,7 @@ import fnmatch
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
 
 import msgspec
@@ -20,6 +20,7 @@ from whetherman_edge.config import Config
 from whetherman_edge.dialects import registry
 from whetherman_edge.dialects.chat import ChatView, Intervention
 from whetherman_edge.dialects.dialect import Dialect
+from whetherman_edge.dialects.json_spans import refuse_crowded
 from whetherman_edge.dialects.openai_chat import bypass_reason
 from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.dialects.system_one import Refusal
@@ -29,7 +30,7 @@ from whetherman_edge.gate import intervention, loop_guard, policy
 from whetherman_edge.gate.backoff import Outcome, in_session
 from whetherman_edge.gate.intervention import InterventionSettings
 from whetherman_edge.gate.policy import PolicySettings, SessionState
-from whetherman_edge.gate.verdict import Decision, Mode, Verdict
+from whetherman_edge.gate.verdict import Decision, Mode, Verdict, check_verdict
 from whetherman_edge.gate.wordings import DEFAULT_WORDING
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.profiles.schema import Profile, Tau, basis_of, measured_on
@@ -186,6 +187,11 @@ class Gating:
         self._breaker = Breaker(FAILURES_MAX, clock) if breaker is None else breaker
         self._deadline_s = deadline_s
 
+    @property
+    def strips_unsupported(self) -> bool:
+        """Whether a request goes out without its tools when the model takes none (``strip_unsupported``)."""
+        return self._config.strip_unsupported
+
     async def rule(self, headers: Mapping[str, str], body: bytes, dialect: Dialect = OPENAI_CHAT) -> Ruling:
         """Rule on one request. Never raises but for cancellation."""
         begun = self.begin(headers, body, dialect)
@@ -240,6 +246,7 @@ class Gating:
         """The body without its content coding, and the view of it; or the reason why there is none."""
         try:
             plain = inflate(body, headers.get("Content-Encoding", ""), self._config.gate_body_bytes_max)
+            refuse_crowded(plain)
             return plain, dialect.view(plain, self._tools)
         except Refusal:
             return "bypass:encoding"
@@ -479,7 +486,7 @@ class Gating:
         """The verdict, counted as a success. Raises TimeoutError, ValueError."""
         if self._clock() > deadline_s:  # a stage that does not yield is not interrupted, but it counts
             raise TimeoutError
-        _check(verdict)
+        check_verdict(verdict)
         self._breaker.succeeded()
         return verdict
 
@@ -533,13 +540,3 @@ def _failure(exc: Exception) -> str:
     if isinstance(exc, (ArtifactError, EnvironmentFault)):
         return "model_missing"
     return "gate_error"
-
-
-def _check(verdict: Verdict) -> None:
-    """Raise ValueError for a verdict that cannot be right: not four probabilities that sum to one."""
-    probabilities: Sequence[float] = verdict.probabilities
-    total = sum(probabilities)
-    if len(probabilities) != 4 or not math.isfinite(total) or abs(total - 1.0) > 1e-3:
-        raise ValueError("expected four probabilities that sum to 1 from the gate")
-    if min(probabilities) < 0.0:
-        raise ValueError("expected probabilities of at least 0 from the gate")

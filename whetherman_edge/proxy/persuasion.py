@@ -23,6 +23,7 @@ from whetherman_edge.proxy.gating import Gating, Ruling
 from whetherman_edge.proxy.inflate import StreamInflater, inflate
 from whetherman_edge.proxy.reply_watch import StreamWatch, judge_reply
 from whetherman_edge.proxy.tally import Tally
+from whetherman_edge.proxy.tool_refusal import read_refusal
 from whetherman_edge.proxy.upstream import UpstreamResponse
 
 log = logging.getLogger(__name__)
@@ -86,12 +87,17 @@ class Persuasion:
                 raise
             self._counters.add("resent_total", (("cause", "reset"),))
             return Answer(await self._send(request, body), ruling.reopened("refused"), dialect=dialect)
+        held = b""
+        if response.status >= 400 and self._gating.strips_unsupported:
+            held, bare = await self._without_tools(request, response, ruling, dialect)
+            if bare is not None:
+                return bare
         if response.status >= 400 and response.status not in _NOT_ABOUT_THE_EDIT:
             response.abort()
             self._counters.add("resent_total", (("cause", "refused"),))
             return Answer(await self._send(request, body), self._gating.refused(ruling), dialect=dialect)
         if not steered or response.status != 200:
-            return self._steered(Answer(response, ruling, dialect=dialect), body, sent)
+            return self._steered(Answer(response, ruling, held, dialect), body, sent)
         try:
             held, leaked = await _hold(response, ruling.tool_names(), dialect, calls_leak=plan.withholds)
         except BaseException:
@@ -102,6 +108,28 @@ class Persuasion:
             self._counters.add("resent_total", (("cause", "leaked_call"),))
             return Answer(await self._send(request, body), self._gating.leaked(ruling), dialect=dialect)
         return self._steered(Answer(response, ruling, held, dialect), body, sent)
+
+    async def _without_tools(
+        self, request: BaseRequest, response: UpstreamResponse, ruling: Ruling, dialect: Dialect
+    ) -> tuple[bytes, Answer | None]:
+        """What was read of an error, and the answer without tools where it says that the model takes none.
+
+        That is no refusal of the edit, and the client's own bytes would be refused as well. Raises UpstreamMissing.
+        """
+        try:
+            held, takes_none = await read_refusal(response)
+            if not takes_none:
+                return held, None
+            sent, bare = self._gating.without_tools(ruling)
+            if not bare.applied:
+                return held, None
+            response.release()
+            self._counters.add("resent_total", (("cause", "tools_unsupported"),))
+            log.warning("event=tools_unsupported hint=requests_for_this_model_go_out_without_tools")
+            return held, Answer(await self._send(request, sent, edited=True), bare, dialect=dialect)
+        except BaseException:
+            response.abort()
+            raise
 
     def _steered(self, answer: Answer, body: bytes, sent: bytes) -> Answer:
         """Estimate the prompt tokens that were not sent (field case D03)."""

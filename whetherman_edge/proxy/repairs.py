@@ -13,26 +13,16 @@ from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects.developer import developer_as_system
 from whetherman_edge.dialects.dialect import Dialect
-from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.errors import ViewError
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating
-from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.persuasion import Answer, Send
+from whetherman_edge.proxy.tool_refusal import read_refusal
 
 log = logging.getLogger(__name__)
 
 # Headers that speak of the very bytes of a body, which then stays as it is.
 _OF_THE_BYTES = ("Content-MD5", "Digest", "Content-Digest")
-# An error is a sentence; what is longer is not read to its end.
-ERROR_BYTES_MAX = 64 << 10
-# In the words of Ollama; of llama.cpp's server without --jinja; of OpenRouter; of Groq.
-_NO_TOOLS = (
-    b"does not support tools",
-    b"tools param requires --jinja",
-    b"no endpoints found that support tool use",
-    b"`tool calling` is not supported with this model",
-)
 
 
 class Repairs:
@@ -67,14 +57,16 @@ class Repairs:
     async def without_tools(self, request: BaseRequest, answer: Answer, dialect: Dialect) -> Answer:
         """The answer, or that to the same request without its tools, when the server said that it takes none.
 
+        For requests that went out as they came; ``Persuasion`` sees to those that were changed.
+
         Raises UpstreamMissing; UpstreamReset when the error breaks off.
         """
         response, ruling = answer.response, answer.ruling
         if not self._strip_unsupported or response.status < 400 or answer.held or ruling.applied or not ruling.plain:
             return answer
         try:
-            answer.held, whole = await response.read(ERROR_BYTES_MAX)
-            if not whole or not _refuses_tools(answer.held, response.header(b"content-encoding") or b""):
+            answer.held, takes_none = await read_refusal(response)
+            if not takes_none:
                 return answer
             sent, bare = self._gating.without_tools(ruling)
             if not bare.applied:
@@ -86,11 +78,3 @@ class Repairs:
         except BaseException:
             response.abort()
             raise
-
-
-def _refuses_tools(error: bytes, coding: bytes) -> bool:
-    try:
-        plain = inflate(error, coding.decode("latin-1"), ERROR_BYTES_MAX).lower()
-    except Refusal:
-        return False
-    return any(words in plain for words in _NO_TOOLS)

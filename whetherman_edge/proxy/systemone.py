@@ -23,7 +23,7 @@ from whetherman_edge.dialects import system_one, system_one_answer
 from whetherman_edge.dialects.system_one import Choice, Question, Refusal, Request, State
 from whetherman_edge.dialects.system_one_answer import Judge, Judgement
 from whetherman_edge.errors import EnvironmentFault, RequestError, UpstreamMissing, ViewError
-from whetherman_edge.gate.verdict import LABELS, Verdict
+from whetherman_edge.gate.verdict import LABELS, Verdict, check_verdict
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.exchange import Exchange, answer_expect
 from whetherman_edge.proxy.inflate import inflate
@@ -159,8 +159,12 @@ class SystemOne:
             return None
         try:
             verdict = await gate(body)
+            check_verdict(verdict)
         except (ViewError, EnvironmentFault, TimeoutError) as exc:
             log.info("event=systemone_gate_passed kind=%s", type(exc).__name__)
+            return None
+        except Exception as exc:  # such as a value that is not finite: the question is answered all the same
+            log.error("event=systemone_gate_failed", exc_info=exc)
             return None
         by_label = dict(zip(LABELS, verdict.probabilities, strict=True))
         probabilities = tuple(by_label[option.name] for option in question.options)  # type: ignore[index]
