@@ -125,6 +125,22 @@ async def test_what_fails_is_no_answer_and_never_raises(opened, mode, outcome):
     assert stage.outcomes == [outcome, outcome, "resting"]
 
 
+async def test_a_prompt_that_is_too_long_says_nothing_of_the_worker(opened, clock):
+    worker = FakeWorker(mode="long")
+    stage = opened(worker, failures=2)
+    assert [await stage.read(CHAT, soon()) for _ in range(3)] == [None] * 3
+    assert (stage.outcomes, stage.state) == (["too_long"] * 3, "ready")
+    worker.mode = "broken"
+    for _ in range(2):
+        await stage.read(CHAT, soon())
+    clock.now_s += 6.0
+    worker.mode = "long"
+    assert await stage.read(CHAT, soon()) is None  # a probe that was too long leaves the next one its turn
+    worker.mode = "answer"
+    assert await stage.read(CHAT, soon()) is not None
+    assert stage.state == "ready"
+
+
 async def test_states_that_are_not_finite_are_a_failure(opened):
     worker = FakeWorker()
     worker.last = np.full(8, np.nan, np.float32)

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from whetherman_edge.backbone.prompt import Prompt
-from whetherman_edge.backbone.worker import Counts, Job, Overloaded, States
+from whetherman_edge.backbone.worker import Counts, Job, Overloaded, States, TooLong
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
 
 WIDTH = 8
@@ -20,7 +20,8 @@ SHA256 = "c" * 64
 
 
 class FakeWorker:
-    """``mode``: answer, hang (until ``release``), dead, full, broken (decoding fails).
+    """``mode``: answer, hang (until ``release``), dead, full, broken (decoding fails),
+    long (the prompt does not fit).
 
     ``last``: the state it answers with. ``unopened``: what ``start`` raises.
     """
@@ -57,6 +58,8 @@ class FakeWorker:
                 self.held.append(job)
             case "broken":
                 job.future.set_exception(RuntimeError("llama_decode"))
+            case "long":
+                job.future.set_exception(TooLong("expected a prompt of at most 8 tokens"))
             case _:
                 job.future.set_result(self.states(prompt))
         return job

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from whetherman_edge.backbone.head import Heads
 from whetherman_edge.backbone.manifest import Manifest
 from whetherman_edge.backbone.prompt import Prompt, render
-from whetherman_edge.backbone.worker import Counts, Job, Overloaded, States
+from whetherman_edge.backbone.worker import Counts, Job, Overloaded, States, TooLong
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
 
@@ -38,7 +38,7 @@ RESTART_MAX_S: Final = 300.0
 """A worker that dies again and again costs a few seconds of loading every five minutes, no more."""
 
 State = Literal["missing", "loading", "ready", "resting", "failed", "stopped"]
-Outcome = Literal["answered", "late", "failed", "busy", "resting", "absent"]
+Outcome = Literal["answered", "late", "failed", "busy", "too_long", "resting", "absent"]
 
 
 class WorkerLike(Protocol):
@@ -215,6 +215,8 @@ class Stage:
             outcome, reading = "failed", None
         if reading is not None:
             self._breaker.succeeded()
+        elif outcome == "too_long":  # says something of the prompt, and nothing of the worker
+            self._breaker.gave_up()
         else:
             self._breaker.failed()
             if self._breaker.is_open:
@@ -237,6 +239,8 @@ class Stage:
         except TimeoutError:
             worker.abandon(job)
             return "late", None
+        except TooLong:
+            return "too_long", None
         except asyncio.CancelledError:
             worker.abandon(job)
             raise

@@ -56,5 +56,5 @@ class Breaker:
             self._opened_at_s = self._clock()
 
     def gave_up(self) -> None:
-        """The client went away while the gate ran: says nothing about the gate."""
+        """The client went away while the gate ran, or asked for too much: says nothing about the gate."""
         self._probing = False
