@@ -26,6 +26,6 @@ def test_a_skip_fails_the_run(tmp_path: Path, source: str, exit_code: int) -> No
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.no_skips", "--no-skips", "-q", "--rootdir", str(tmp_path)]
     command += ["-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == exit_code, done.stdout + done.stderr
     assert ("skipped, though" in done.stdout) == (exit_code == 1)
