@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -269,14 +270,21 @@ def test_wordings_are_constant_and_complete() -> None:
     assert wordings() == ("reason", "direct")
     for label in NON_ACT:
         for wording in wordings():
-            direct = InterventionSettings(wording=wording)
-            assert sent(body_of(*FIRST), label, settings=direct)["messages"][1]["content"].endswith(
-                FIRST_STEP[label, wording]
-            )
+            words = FIRST_STEP.get((label, wording), FIRST_STEP[label, "reason"])
+            settings = InterventionSettings(wording=wording)
+            assert sent(body_of(*FIRST), label, settings=settings)["messages"][1]["content"].endswith(words)
     unknown = InterventionSettings(wording="poetic")
     assert sent(body_of(*FIRST), settings=unknown)["messages"][1]["content"].endswith(FIRST_STEP["ANSWER", "reason"])
     looping = sent(body_of(*LATER), kind="openai", reason="loop_guard")
     assert looping["messages"][-1]["content"].endswith(LOOP)
+
+
+def test_no_sentence_names_what_is_not_wanted() -> None:
+    """A small model that reads "without calling a tool" calls one (measured with Qwen2.5-Coder 0.5B)."""
+    for words in (*FIRST_STEP.values(), *LATER_STEP.values(), LOOP, *PREFIXES.values()):
+        opening = words.removeprefix("[").split(" ", 1)[0]
+        assert not re.search(r"\b(call|calling|function|do not|don't)\b", words, re.IGNORECASE), words
+        assert words in PREFIXES.values() or opening in ("Reply", "Write"), words
 
 
 def test_C01_the_tools_block_stays_after_turn_one_on_local_servers() -> None:
