@@ -1,7 +1,8 @@
 #!/bin/bash
 # Starts our system unit, hardening and all, under a systemd that is process 1 of namespaces of its own. Needs root and
 # util-linux; state, cache, configuration and /run are file systems of the namespace, and go with it.
-#     tests/isolated/system_manager.sh .venv/bin/python
+#     tests/isolated/system_manager.sh .venv/bin/python               the service: start, sandbox, reload, end
+#     tests/isolated/system_manager.sh .venv/bin/python hardening     each hardening line: tests/isolated/hardening.py
 set -euo pipefail
 here=$(readlink -f "$0")
 src=$(dirname "$(dirname "$(dirname "$here")")")
@@ -14,9 +15,12 @@ outer() {
     done
     report=$(mktemp)
     unshare --mount --propagation private --pid --fork --uts --ipc --net --cgroup \
-        "$here" inner "$python" "$report" >"$report.log" 2>&1 || true
+        "$here" inner "$python" "$report" "${2:-checks}" >"$report.log" 2>&1 || true
     cat "$report"
-    find /sys/fs/cgroup/{,systemd/,unified/}whetherman-test -depth -type d -exec rmdir {} \; 2>/dev/null || true
+    for tree in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
+        echo $$ >"$tree/cgroup.procs"
+        find "$tree/whetherman-test" -depth -type d -exec rmdir {} \;
+    done 2>/dev/null || true
     rm "$report" "$report.log"
     [ -z "$made" ] || rmdir /etc/whetherman
 }
@@ -47,7 +51,7 @@ print(units.system_service(units.Place(python="/run/wh/venv/bin/python", config=
     printf '[Service]\nStandardError=append:/run/wh/log\nEnvironment=LD_LIBRARY_PATH=/run/wh/base/lib\n' \
         >/run/systemd/system/whetherman-edge.service.d/here.conf
     printf '[Unit]\nDefaultDependencies=no\n' >/run/systemd/system/nothing.target
-    "$here" checks "$1" >"$2" 2>&1 &
+    "$here" "$3" "$1" >"$2" 2>&1 &
     exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin /usr/lib/systemd/systemd --system --unit=nothing.target \
         --log-target=console --show-status=no
 }
@@ -61,9 +65,25 @@ ask() { "$python" -c 'import sys, urllib.request as u, urllib.error as e
 try: print(u.urlopen("http://127.0.0.1:8088" + sys.argv[1], b"{}" if "chat" in sys.argv[1] else None, 60).status)
 except e.HTTPError as x: print(x.code)' "$1"; }
 
+power_off_at_the_end() { trap 'kill -s RTMIN+14 1' EXIT; }   # at once; process 1 takes no SIGKILL from inside
+
+hardening() {
+    power_off_at_the_end
+    for place in /home /var/tmp /usr/local/src; do mount -t tmpfs -o mode=1777 tmpfs "$place"; done
+    mkdir -m 1777 /run/wh/open
+    cp /usr/bin/id /run/wh/suid-id
+    chmod 4755 /run/wh/suid-id
+    printf '\x53\xb8\x14\x00\x00\x00\xcd\x80\x5b\xc3' >/run/wh/int80
+    mknod -m 666 /dev/whetherman-probe c 1 3
+    (umask 077 && printf 'WHETHERMAN_API_KEY=secret\n' >/etc/whetherman/secrets.env)
+    for _ in $(seq 100); do systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded' && break; sleep 0.2; done
+    (cd "$src" && "$1" -m tests.isolated.hardening) || true
+    rm /dev/whetherman-probe
+}
+
 checks() {
     python=$1
-    trap 'kill -s RTMIN+14 1' EXIT              # power off at once; process 1 takes no SIGKILL from inside
+    power_off_at_the_end
     "$python" -m http.server -b 0.0.0.0 9 >/dev/null 2>&1 &   # a model server of sorts: 501 to every POST
     for _ in $(seq 100); do systemctl is-system-running 2>/dev/null | grep -qE 'running|degraded' && break; sleep 0.2; done
     say "process 1" "$(systemctl --version | head -1), $(systemctl is-system-running)"
@@ -99,6 +119,6 @@ checks() {
 }
 
 case ${1:-} in
-    inner | checks) "$@" ;;
+    inner | checks | hardening) "$@" ;;
     *) outer "$@" ;;
 esac
