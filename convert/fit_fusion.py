@@ -1,7 +1,7 @@
 """From a training checkpoint to the packaged backbone: adapter, heads, fusion, operating point, manifest.
 
     python -m convert.fit_fusion adapter CHECKPOINT OUT_DIR
-    python -m convert.fit_fusion fuse HEADS GGUF --static NPZ [--out DIR]
+    python -m convert.fit_fusion fuse HEADS GGUF --static NPZ [--readings NPZ] [--out DIR]
 
 ``adapter`` writes the adapter (float16, installed by `model install`) and the heads. ``fuse`` reads states from the
 derived, quantised GGUF with the code that runs in the daemon, so that what is fitted is what ships, and fits the
@@ -24,13 +24,14 @@ import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from convert.gate_data import Item, read_dialogues
+from convert.gate_data import CACHE, Item, read_dialogues
 from convert.gate_metrics import FALSE_SKIPS_MAX, figures, fit_tau
+from convert.kept_readings import key_of, read_all
 from convert.lora_corpus import HELD_OUT, TRAIN_FILES
 from convert.train_lora import DIALOGUE_MAX, POINTER_DIM, TOOLS_MAX
 from whetherman_edge.backbone import manifest as manifests
 from whetherman_edge.backbone.head import Heads
-from whetherman_edge.backbone.prompt import render
+from whetherman_edge.backbone.prompt import Prompt, render
 from whetherman_edge.backbone.store import sha256_of
 from whetherman_edge.backbone.worker import States, Worker, WorkerSettings
 from whetherman_edge.dialects.openai_chat import view
@@ -46,6 +47,9 @@ Ints = npt.NDArray[np.intp]
 RANK: Final = 16
 ALPHA: Final = 32.0
 DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4", "gate_dev5")
+READINGS: Final = CACHE / "backbone-readings.npz"
+PATIENCE_S: Final = 3_600.0
+"""A busy machine may need minutes for one chunk of a prompt."""
 MARGIN: Final = 0.9
 STRENGTH: Final = 0.1
 BAND_LOSS: Final = 0.01
@@ -78,20 +82,51 @@ def write_adapter(checkpoint: Path, out: Path) -> None:
     save_file(heads, out / "heads.safetensors")
 
 
-def states_of(gguf: Path, layer: int, items: Sequence[Item], threads: int) -> list[States]:
-    """What one pass gives for every item, through the worker, neighbours with one tools block after each other."""
-    worker = Worker(gguf, WorkerSettings(layer, n_threads=threads, tools_max=TOOLS_MAX, dialogue_max=DIALOGUE_MAX))
-    worker.start()
+def worker_of(gguf: Path, layer: int, threads: int) -> Worker:
+    """A worker with the training's limits, which nobody waits for."""
+    settings = WorkerSettings(
+        layer, n_threads=threads, tools_max=TOOLS_MAX, dialogue_max=DIALOGUE_MAX, wedged_s=PATIENCE_S
+    )
+    return Worker(gguf, settings)
+
+
+def prompts_of(items: Sequence[Item]) -> tuple[list[Prompt], list[int]]:
+    """The prompts, and an order to read them in: neighbours with one tools block after each other."""
     cache = ToolCache()
+    chats = [view(json.dumps(item["request"]).encode(), cache) for item in items]
+    order = sorted(range(len(items)), key=lambda i: (chats[i].toolset_key, items[i]["set"], len(chats[i].messages)))
+    return [render(chat, "compact") for chat in chats], order
+
+
+def states_of(gguf: Path, layer: int, items: Sequence[Item], threads: int) -> list[States]:
+    """What one pass gives for every item, through the worker."""
+    worker = worker_of(gguf, layer, threads)
+    worker.start()
     try:
-        chats = [view(json.dumps(item["request"]).encode(), cache) for item in items]
-        order = sorted(range(len(items)), key=lambda i: (chats[i].toolset_key, items[i]["set"], len(chats[i].messages)))
+        prompts, order = prompts_of(items)
         found: dict[int, States] = {}
         for done, i in enumerate(order):
-            found[i] = worker.submit(render(chats[i], "compact"), str(i)).future.result()
+            found[i] = worker.submit(prompts[i], str(i)).future.result()
             if done % 200 == 0:
                 print(f"states: {done} of {len(items)}", flush=True)
         return [found[i] for i in range(len(items))]
+    finally:
+        worker.stop()
+
+
+def readings_of(options: argparse.Namespace, heads: Heads, items: Sequence[Item]) -> F64:
+    """(n, 6): ``reading`` of every item, kept in ``options.readings``."""
+    prompts, order = prompts_of(items)
+    weights = f"{sha256_of(options.gguf)} {options.layer} {sha256_of(options.heads)}"
+    worker = worker_of(options.gguf, options.layer, options.threads)
+    worker.start()
+
+    def read(i: int) -> list[float]:
+        return reading(heads, worker.submit(prompts[i], str(i)).future.result())
+
+    try:
+        kept: Path = options.readings
+        return read_all([key_of(prompt, weights) for prompt in prompts], order, read, kept)
     finally:
         worker.stop()
 
@@ -105,17 +140,24 @@ def held_out_items() -> tuple[list[Item], Ints]:
     return [every[i] for i in places], places
 
 
-def inputs_of(heads: Heads, states: Sequence[States], static: F64) -> F64:
+def reading(heads: Heads, states: States) -> list[float]:
+    """What the backbone adds to the fusion's inputs: four log-probabilities, the pointer's best and none."""
+    pointed = heads.point(states.last, states.tools)
+    best, none = 0.0, 0.0
+    if pointed is not None:
+        p, none = pointed.probabilities()
+        best = float(p.max())
+    return [*heads.log_probabilities(states.last), best, none]
+
+
+def joined(readings: F64, static: F64) -> F64:
     """(n, 10): the fusion's inputs, as ``gate.fusion`` takes them. static: (n, 4) log-probabilities."""
-    rows = []
-    for one, log_p in zip(states, static, strict=True):
-        pointed = heads.point(one.last, one.tools)
-        best, none = 0.0, 0.0
-        if pointed is not None:
-            p, none = pointed.probabilities()
-            best = float(p.max())
-        rows.append([*heads.log_probabilities(one.last), *log_p, best, none])
-    return np.array(rows)
+    return np.concatenate([readings[:, :4], static, readings[:, 4:]], axis=1)
+
+
+def inputs_of(heads: Heads, states: Sequence[States], static: F64) -> F64:
+    """``joined`` of what the heads read in ``states``."""
+    return joined(np.array([reading(heads, one) for one in states]), static)
 
 
 def fit(x: F64, phase: Ints, gold: Ints, weight: F64) -> dict[str, npt.NDArray[np.float32]]:
@@ -226,8 +268,7 @@ def fuse(options: argparse.Namespace) -> None:
     items, static_log_p, phase = found.items, found.static_log_p, found.phase
     gold, accept, source = found.gold, found.accept, found.source
     raw = load_file(options.heads)
-    states = states_of(options.gguf, options.layer, items, options.threads)
-    x = inputs_of(unfused(raw), states, static_log_p)
+    x = joined(readings_of(options, unfused(raw), items), static_log_p)
     weight = np.ones(len(items))
     p = cross_fitted(x, phase, gold, weight, source)
     later = np.array([not i["category"].startswith("first") for i in items])
@@ -304,6 +345,7 @@ def main() -> None:
     fusion.add_argument("--base", type=Path, required=True, help="the base GGUF it was derived from")
     fusion.add_argument("--base-name", default="gemma-3-270m")
     fusion.add_argument("--static", type=Path, required=True)
+    fusion.add_argument("--readings", type=Path, metavar="NPZ", default=READINGS, help="where readings are kept")
     fusion.add_argument("--layer", type=int, default=11)
     fusion.add_argument("--n-layers", type=int, default=13)
     fusion.add_argument("--quantisation", default="q8_0")
