@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -11,6 +14,7 @@ from whetherman_edge.profiles.risk import (
     Step,
     choose,
     choose_by_kind,
+    look_level,
     needed_for,
     promising,
     smallest_observed,
@@ -150,3 +154,46 @@ def test_the_guarantee_holds_for_each_kind_of_step() -> None:
     for n_unsafe in unsafe.values():
         assert n_unsafe <= allowed + 2 * (allowed * (1 - DELTA)) ** 0.5
     assert n_useful > n_agents / 2
+
+
+def test_all_looks_together_spend_less_than_delta() -> None:
+    levels = [look_level(DELTA, n) for n in range(20)]
+    assert levels[0] == pytest.approx(0.8 * DELTA)
+    assert levels == sorted(levels, reverse=True)
+    assert sum(levels) <= DELTA
+
+
+def _passes_once(rate: float, looks: Sequence[int], levels: Sequence[float]) -> float:
+    """Exact probability that needed steps which are skipped at this rate ever pass, looked at after so many of them."""
+    failing, passed, n_before = np.ones(1), 0.0, 0  # chance of so many false skips and no pass so far
+    for n, level in zip(looks, levels, strict=True):
+        hits = np.arange(n - n_before + 1)
+        more = np.array([math.comb(n - n_before, k) * rate**k * (1 - rate) ** (n - n_before - k) for k in hits])
+        failing = np.convolve(failing, more)
+        good = np.array([upper_bound(k, n, level) <= ALPHA if k < 0.1 * n else False for k in range(len(failing))])
+        passed += float(failing[good].sum())
+        failing, n_before = np.where(good, 0.0, failing), n
+    return passed
+
+
+def test_looking_again_and_again_would_pass_by_trying_and_the_looks_levels_prevent_it() -> None:
+    looks = range(60, 601, 60)
+    unsafe = ALPHA + 1e-9
+    assert _passes_once(unsafe, looks, [DELTA] * len(looks)) > 1.4 * DELTA
+    assert _passes_once(unsafe, looks, [look_level(DELTA, n) for n in range(len(looks))]) <= DELTA
+    assert _passes_once(unsafe, [60], [DELTA]) <= DELTA
+
+
+def test_a_step_that_was_measured_under_another_decision_counts_against_the_threshold_only() -> None:
+    needed = [Step(0.1, True)] * 60
+    doubts = [Step(0.9, False, doubtful=True, group=f"d{n}") for n in range(12)]
+    free = [Step(0.95, False)] * 20
+    found = choose(needed + doubts + free)
+    assert found is not None
+    assert found.tau > 0.9
+    assert (found.n_needed, found.n_false_skips, found.n_withheld) == (60, 0, 20)
+    few = choose(needed * 2 + doubts[:1] + free)
+    assert few is not None
+    assert few.tau < 0.2
+    assert (few.n_needed, few.n_false_skips) == (121, 1), "it counts once, on both sides"
+    assert choose(needed[:44] + doubts * 3) is None, "as evidence it does not count"

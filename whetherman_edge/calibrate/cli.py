@@ -26,6 +26,7 @@ from whetherman_edge.profiles.store import ProfileStore, default_dirs, is_name, 
 if TYPE_CHECKING:
     from whetherman_edge.calibrate.plan import Item
     from whetherman_edge.calibrate.report import Report
+    from whetherman_edge.profiles.schema import Profile
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -60,6 +61,7 @@ def register(verbs: Verbs) -> None:
     parser.add_argument(
         "--dir", type=Path, metavar="DIR", help="where profile and log go (default: the user's profiles)"
     )
+    parser.add_argument("--alone", action="store_true", help="start from no other agent's profile")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
 
@@ -122,6 +124,7 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
     from whetherman_edge.calibrate.conclude import Conclusion, conclude
 
     items = pack(args.seed)
+    known = _known(args)
     kind = args.kind if args.kind != "auto" else await _kind(args.agent_endpoint)
     settings = Settings(
         workers=args.workers,
@@ -134,7 +137,7 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
     )
     with RunLog.open(log_path) as log:
         async with AgentClient(args.agent_endpoint, args.model, key, max_tokens=args.max_tokens) as client:
-            measured = await Runner(client, items, log, settings, show=_Shown()).measure()
+            measured = await Runner(client, items, log, settings, known=known, show=_Shown()).measure()
             retried = client.n_retried
         sys.stderr.write("\n")
         return await conclude(
@@ -154,7 +157,16 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
             items,
             log,
             measured,
+            known,
         )
+
+
+def _known(args: argparse.Namespace) -> list[tuple[str, Profile]]:
+    """Profiles of other agents, the user's and the shipped ones; of engines that are not loaded too."""
+    if args.alone:
+        return []
+    stored = ProfileStore().list()
+    return [(one.name, one.profile) for one in stored if one.profile is not None and one.name != args.name]
 
 
 def pack(seed: int) -> list[Item]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from whetherman_edge.calibrate import interventions, rejudge
-from whetherman_edge.calibrate.fitting import Fitted, Judge, fit_rows, rows_of
-from whetherman_edge.calibrate.labels import outcome
+from whetherman_edge.calibrate import interventions, neighbours, rejudge
+from whetherman_edge.calibrate.fitting import Fitted, Judge, Levels, fit_rows, rows_of
+from whetherman_edge.calibrate.labels import Outcome, outcome
 from whetherman_edge.calibrate.payoff_inputs import payoff_of
 from whetherman_edge.calibrate.plan import Item
 from whetherman_edge.calibrate.report import (
@@ -21,17 +21,19 @@ from whetherman_edge.calibrate.report import (
     runs_of,
     totals,
 )
-from whetherman_edge.calibrate.run_log import RunLine, RunLog
+from whetherman_edge.calibrate.run_log import LookLine, RunLine, RunLog
 from whetherman_edge.calibrate.runner import Budget, Measured
 from whetherman_edge.engine import Router, StagedEngine, StaticEngine, open_engine
 from whetherman_edge.errors import EnvironmentFault, UsageError
-from whetherman_edge.gate.verdict import STEP_KINDS
+from whetherman_edge.gate.verdict import STEP_KINDS, StepKind
 from whetherman_edge.profiles.fit import Fit
 from whetherman_edge.profiles.payoff import Payoff
+from whetherman_edge.profiles.risk import Step, look_level, needed_for
 from whetherman_edge.profiles.schema import (
     SCHEMA_VERSION,
     Agent,
     EngineArtifact,
+    Found,
     InterventionChoice,
     InterventionMode,
     Profile,
@@ -58,38 +60,28 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     retried: int = 0
 
 
-async def conclude(wanted: Conclusion, items: Sequence[Item], log: RunLog, measured: Measured) -> Report:
-    """Fit and report. Raises ArtifactError without the static gate, EnvironmentFault without a demanded backbone."""
-    runs = rejudge.current(log.runs, {item.probe.id: item for item in items})
+async def conclude(
+    wanted: Conclusion,
+    items: Sequence[Item],
+    log: RunLog,
+    measured: Measured,
+    known: Sequence[tuple[str, Profile]] = (),
+) -> Report:
+    """Fit and report. known: profiles of agents measured before, by name.
+
+    Raises ArtifactError without the static gate, EnvironmentFault without a demanded backbone.
+    """
+    logged = log.runs
+    runs = rejudge.current(logged, {item.probe.id: item for item in items})
     by_probe = runs_of(runs)
     outcomes = {probe: outcome(members, measured.arm) for probe, members in by_probe.items()}
     payoff = payoff_of(by_probe, measured.arm, usd_out=wanted.budget.usd_out) if runs else None
-    fitted: Fitted | None = None
-    profile: Profile | None = None
+    made: _Made | None = None
     reason = measured.reason
     if measured.end != "unusable" and payoff is not None:
         engine, artifact = open_judge(wanted.engine)
         try:
-            rows = await rows_of(items, outcomes, engine, wanted.model)
-
-            def make_profile(fit: Fit) -> Profile:
-                return _profile(wanted, measured, artifact, fit, payoff, runs)
-
-            tried = [i.probe.kind for i in items if i.split == "calibrate" and i.probe.id in by_probe]
-            fitted = await fit_rows(
-                rows,
-                engine,
-                make_profile,
-                n_tried={kind: tried.count(kind) for kind in STEP_KINDS},
-                alpha=wanted.alpha,
-                delta=wanted.delta,
-            )
-            tau, risk = proven(
-                fitted.thresholds,
-                alpha=wanted.alpha,
-                delta=wanted.delta,
-            )
-            profile = msgspec.structs.replace(make_profile(fitted.fit), tau=tau, risk=risk)
+            made = await _make(wanted, items, outcomes, log, measured, known, engine, artifact, payoff, runs)
         except UsageError as exc:
             reason = f"{reason}; {exc}" if reason else str(exc)
         finally:
@@ -108,8 +100,12 @@ async def conclude(wanted: Conclusion, items: Sequence[Item], log: RunLog, measu
         labels=table,
         totals=totals(table),
         payoff=payoff,
-        fitted=fitted_summary(fitted) if fitted is not None else None,
-        more=more_time(fitted, n_open=measured.n_open, seconds_a_probe=seconds / max(len(outcomes), 1)),
+        fitted=fitted_summary(made.fitted, made.neighbour) if made is not None else None,
+        more=more_time(
+            made.fitted if made is not None else None,
+            n_open=measured.n_open,
+            seconds_a_probe=seconds / max(len(outcomes), 1),
+        ),
         spent=Spent(
             n_runs=len(runs),
             prompt_tokens=prompt,
@@ -117,11 +113,78 @@ async def conclude(wanted: Conclusion, items: Sequence[Item], log: RunLog, measu
             seconds=round(seconds, 1),
             usd=round(wanted.budget.cost(prompt, output), 4),
             retried=wanted.retried,
+            judged_again=rejudge.n_changed(logged, runs),
         ),
         alpha=wanted.alpha,
         delta=wanted.delta,
-        profile=profile,
+        profile=made.profile if made is not None else None,
     )
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """``neighbour``: name of the profile that the layer could lean on, or ""."""
+
+    fitted: Fitted
+    profile: Profile
+    neighbour: str
+
+
+async def _make(
+    wanted: Conclusion,
+    items: Sequence[Item],
+    outcomes: Mapping[str, Outcome],
+    log: RunLog,
+    measured: Measured,
+    known: Sequence[tuple[str, Profile]],
+    engine: Judge,
+    artifact: EngineArtifact,
+    payoff: Payoff,
+    runs: Sequence[RunLine],
+) -> _Made:
+    """Layer, thresholds, profile. Raises UsageError when there is too little to fit."""
+    rows = await rows_of(items, outcomes, engine, wanted.model)
+    near = _neighbour(known, artifact, items, outcomes, wanted, measured)
+    found = neighbours.found_of(items, outcomes)
+
+    def make_profile(fit: Fit) -> Profile:
+        return _profile(wanted, measured, artifact, fit, payoff, runs, found)
+
+    tried = [item.probe.kind for item in items if item.split == "calibrate" and item.probe.id in outcomes]
+    fitted = await fit_rows(
+        rows,
+        engine,
+        make_profile,
+        n_tried={kind: tried.count(kind) for kind in STEP_KINDS},
+        alpha=wanted.alpha,
+        delta=wanted.delta,
+        levels=_looks(log, artifact, wanted),
+        known=near.profile.layer if near is not None else None,
+    )
+    tau, risk = proven(fitted.thresholds, alpha=wanted.alpha, delta=wanted.delta)
+    profile = msgspec.structs.replace(make_profile(fitted.fit), tau=tau, risk=risk)
+    return _Made(fitted, profile, near.name if near is not None else "")
+
+
+def _looks(log: RunLog, artifact: EngineArtifact, wanted: Conclusion) -> Levels:
+    """The error that the next look may spend, written down when it could pass; the same look again spends nothing."""
+
+    def level(kind: StepKind, steps: Sequence[Step]) -> float:
+        seen = msgspec.json.encode((wanted.alpha, wanted.delta, steps))
+        digest = hashlib.sha256(seen).hexdigest()[:16]
+        looks = [
+            line
+            for line in log.lines
+            if isinstance(line, LookLine) and (line.kind, line.artifact) == (kind, artifact.sha256)
+        ]
+        for look in looks:
+            if look.digest == digest:
+                return look.level
+        found = look_level(wanted.delta, len(looks))
+        if len({step.group for step in steps if step.needed}) >= needed_for(wanted.alpha, found):
+            log.add(LookLine(kind, artifact.sha256, digest, found))
+        return found
+
+    return level
 
 
 def open_judge(name: str) -> tuple[Judge, EngineArtifact]:
@@ -161,6 +224,7 @@ def _profile(
     fit: Fit,
     payoff: Payoff | None,
     runs: Sequence[RunLine],
+    found: dict[str, Found],
 ) -> Profile:
     mode, _, wording = measured.arm.partition(":")
     digest = hashlib.sha256(msgspec.json.encode([(run.probe_sha, run.arm, run.index, run.success) for run in runs]))
@@ -176,7 +240,23 @@ def _profile(
         probes_sha256=digest.hexdigest(),
         created=wanted.created,
         version=wanted.version,
+        found=found,
     )
+
+
+def _neighbour(
+    known: Sequence[tuple[str, Profile]],
+    artifact: EngineArtifact,
+    items: Sequence[Item],
+    outcomes: Mapping[str, Outcome],
+    wanted: Conclusion,
+    measured: Measured,
+) -> neighbours.Neighbour | None:
+    """For the fit: of the same engine, and chosen on the fit split, which is all that the proof never sees."""
+    alike = [(name, profile) for name, profile in known if profile.engine == artifact]
+    fit = [item for item in items if item.split == "fit"]
+    near = neighbours.nearest(alike, fit, outcomes, wanted.kind, measured.arm.partition(":")[0])
+    return near if near is not None and near.n >= neighbours.SHARED_MIN else None
 
 
 def _compared(items: Sequence[Item]) -> list[Item]:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 import numpy as np
 
-from whetherman_edge.calibrate.labels import Label, Outcome, label
+from whetherman_edge.calibrate.labels import Label, Outcome, label, steered_label
 from whetherman_edge.calibrate.plan import Item
 from whetherman_edge.dialects import openai_chat
 from whetherman_edge.dialects.chat import ChatView
@@ -35,10 +35,13 @@ from whetherman_edge.profiles.risk import (
     promising,
     smallest_observed,
 )
-from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.profiles.schema import Layer, Profile, Tau
 
 _ALWAYS: Final = Tau(answer=0.0, ask=0.0, decline=0.0)
 _P_MIN: Final = 1e-9
+
+Levels = Callable[[StepKind, Sequence[Step]], float]
+"""The error that a look at these steps of a kind may spend."""
 
 
 class Judge(Protocol):
@@ -117,11 +120,14 @@ async def fit_rows(
     n_tried: Mapping[StepKind, int],
     alpha: float = ALPHA,
     delta: float = DELTA,
+    levels: Levels | None = None,
+    known: Layer | None = None,
 ) -> Fitted:
     """Layer from the fit split, thresholds from the calibrate split.
 
     n_tried: probes of the calibrate split with runs. make_profile: the profile of a layer, without thresholds; what the
-    gate would do is then asked of the gate itself, staged engine, guards and all. Raises UsageError when there is too
+    gate would do is then asked of the gate itself, staged engine, guards and all. levels: by default all of delta, as
+    for steps that are looked at once. known: as for ``profiles.fit.fit_layer``. Raises UsageError when there is too
     little to fit.
     """
     own = [row for row in rows if row.item.split == "fit" and row.label.weight > 0.0]
@@ -135,6 +141,7 @@ async def fit_rows(
         prior,
         [row.item.probe.generator for row in own],
         weights=np.array([row.label.weight for row in own]),
+        known=known,
     )
     # Without its payoff: what is not worth a skip today may be tomorrow, and the proof should still hold then.
     profile = msgspec.structs.replace(make_profile(fit), tau=_ALWAYS, payoff={})
@@ -151,13 +158,14 @@ async def fit_rows(
     # Where the fit split, thin in generators, shows no decision to be of use, all are tried: the proof holds anyway.
     by_kind = [[step for step in fit_steps if step.kind == kind] for kind in STEP_KINDS]
     telling = [step for members in by_kind if promising(members, alpha) for step in members]
-    thresholds = choose_by_kind(steps, fit_steps=telling, alpha=alpha, delta=delta)
-    kinds = {kind: [step for step in steps if step.kind == kind] for kind in thresholds}
+    kinds = {kind: [step for step in steps if step.kind == kind] for kind in STEP_KINDS}
+    level = {kind: delta if levels is None else levels(kind, members) for kind, members in kinds.items()}
+    thresholds = choose_by_kind(steps, fit_steps=telling, alpha=alpha, levels=level)
     return Fitted(
         fit=fit,
         thresholds=thresholds,
         shortfalls={
-            kind: shortfall(kinds[kind], n_tried[kind], alpha, delta)
+            kind: shortfall(kinds[kind], n_tried[kind], alpha, level[kind])
             for kind, found in thresholds.items()
             if found is None
         },
@@ -194,13 +202,15 @@ async def _step(row: Row, judge: Judge, profile: Profile) -> Step:
     decision = decide(verdict, row.chat, profile, SessionState(), settings)
     others: dict[Decided, float] = dict(zip(("ANSWER", "ASK", "DECLINE"), decision.probabilities[1:], strict=True))
     candidate = decision.label if decision.label != "ACT" else max(others, key=lambda name: others[name])
+    probe = row.item.probe
     return Step(
         skip_score=1.0 - decision.p_need,
         needed=bool(row.label.proof),
         wanted=decision.label != "ACT",
-        group=row.item.probe.group,
-        kind=row.item.probe.kind,
+        group=probe.group,
+        kind=probe.kind,
         decision=candidate,
+        doubtful=not row.label.proof and not probe.any_reply and candidate != steered_label(probe.expect),
     )
 
 

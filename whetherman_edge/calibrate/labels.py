@@ -15,6 +15,7 @@ import msgspec
 
 from whetherman_edge.calibrate.probe import Expect
 from whetherman_edge.calibrate.run_log import RunLine
+from whetherman_edge.gate.verdict import Label as Decided
 
 State = Literal["open", "needed", "not_needed", "soft", "lost"]
 Arm = Literal["with", "without"]
@@ -51,6 +52,11 @@ class Label(msgspec.Struct, frozen=True):
     weight: float = 0.0
     proof: bool | None = None
     worse_with_tools: bool = False
+
+
+def steered_label(expect: Expect) -> Decided:
+    """The decision carried out where a probe is run without calls: the one that a careful person would take."""
+    return expect if expect in ("ASK", "DECLINE") else "ANSWER"
 
 
 def outcome(runs: Iterable[RunLine], without_arm: str) -> Outcome:

@@ -1,6 +1,6 @@
 """Which probe to run next when time is short. Pure.
 
-What a profile stands or falls with are needed steps of the calibration split: the bound wants about 45 of them for each
+What a profile stands or falls with are needed steps of the calibration split: the bound wants about 50 of them for each
 kind of step. So they come first, one kind before the other when the budget cannot pay for both; the fit, which leans on
 the shared gate, and the easy kinds, which show what a skip is worth, get a share all along. Generators whose tasks this
 agent cannot solve are put off, since a step that is lost either way proves nothing. Nothing here looks at the gate's
@@ -20,7 +20,8 @@ import msgspec
 
 from whetherman_edge.calibrate.labels import Arm, Label, Outcome, label, next_arm
 from whetherman_edge.calibrate.probe import Kind, Probe, Split
-from whetherman_edge.profiles.risk import ALPHA, DELTA, needed_for
+from whetherman_edge.profiles.risk import ALPHA, DELTA, look_level, needed_for
+from whetherman_edge.profiles.schema import Found
 
 BARREN_AFTER: Final = 2
 """Probes of one generator that are lost, with none needed, before the rest of it is put off."""
@@ -60,7 +61,8 @@ class Stratum(msgspec.Struct, frozen=True):
 
 class Plan:
     """Chooses the next probe. ``items``: the probes of the fit and calibrate splits. ``runs``, ``runs_max``: of one arm
-    on one probe, as ``labels.next_arm`` takes them.
+    on one probe, as ``labels.next_arm`` takes them. ``like``: labels by generator of an agent like this one: what that
+    one needed comes first, and last what it lost.
     """
 
     def __init__(
@@ -71,8 +73,10 @@ class Plan:
         runs_max: int = 5,
         alpha: float = ALPHA,
         delta: float = DELTA,
+        like: Mapping[str, Found] | None = None,
     ) -> None:
         self._runs, self._runs_max = runs, runs_max
+        self._like = like or {}
         self.items = {item.probe.id: item for item in items}
         self._strata: dict[Stratum, list[Item]] = {}
         for item in items:
@@ -80,7 +84,7 @@ class Plan:
         self._tools = {item.probe.id: _tools(item.probe) for item in items}
         for members in self._strata.values():
             members[:] = self._spread(members)
-        self.needed_target = needed_for(alpha, delta) + _SPARE
+        self.needed_target = needed_for(alpha, look_level(delta, 0)) + _SPARE
         self.focus: Kind | None = None
         self._last: Item | None = None
         self._in_a_row = 0
@@ -166,13 +170,20 @@ class Plan:
             key = (length[item.probe.id], item.probe.generator, self._tools[item.probe.id])
             rows.setdefault(key, []).append(item)
         turns: dict[tuple[int, str], int] = {}
-        ranked: list[tuple[tuple[int, int, int, str], list[Item]]] = []
+        ranked: list[tuple[tuple[bool, int, int, float, int, str], list[Item]]] = []
         for (class_, generator, _), row in rows.items():
             for start in range(0, len(row), IN_A_ROW):
                 turn = turns[class_, generator] = turns.get((class_, generator), -1) + 1
                 few = row[start : start + IN_A_ROW]
-                ranked.append(((class_, turn, few[0].probe.difficulty, few[0].probe.id), few))
+                head, (lost, needed) = few[0].probe, self._expected(few[0].probe)
+                ranked.append(((lost, class_, turn, -needed, head.difficulty, head.id), few))
         return [item for _, few in sorted(ranked, key=lambda entry: entry[0]) for item in few]
+
+    def _expected(self, probe: Probe) -> tuple[bool, float]:
+        """(a like agent lost all of these, the share of them that it needed its calls for)."""
+        found = self._like.get(probe.generator, Found())
+        n = found.needed + found.not_needed + found.lost
+        return found.lost == n >= BARREN_AFTER, found.needed / n if n else 0.0
 
     def _weight(self, which: Stratum, needed: Mapping[Kind, int]) -> float:
         weight = _WEIGHTS[which.split, which.want]

@@ -93,6 +93,11 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
         """What ``profiles.risk.Step.group`` wants: probes of one group are not independent."""
         return self.scenario or self.id
 
+    @property
+    def any_reply(self) -> bool:
+        """True when any reply in words passes, so that it does not matter which decision the agent was steered to."""
+        return False
+
     def open(self) -> World:
         """A fresh world for one run."""
         raise NotImplementedError

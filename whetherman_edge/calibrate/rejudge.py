@@ -26,6 +26,12 @@ def current(runs: Sequence[RunLine], items: Mapping[str, Item]) -> list[RunLine]
     return found
 
 
+def n_changed(logged: Sequence[RunLine], now: Sequence[RunLine]) -> int:
+    """How many of the logged runs have another verdict now."""
+    before = {(run.probe, run.probe_sha, run.arm, run.index): run.success for run in logged}
+    return sum(before[run.probe, run.probe_sha, run.arm, run.index] != run.success for run in now)
+
+
 def rejudged(run: RunLine, probe: Probe) -> RunLine:
     """The run with the verdict that its probe's checker gives now; as it is where the log is not enough."""
     made: list[ToolCall] = []

@@ -20,7 +20,9 @@ from whetherman_edge.profiles.schema import Profile
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What it took, earlier invocations included. ``seconds``: of the model. ``retried``: requests sent again."""
+    """What it took, earlier invocations included. ``seconds``: of the model. ``retried``: requests sent again.
+    ``judged_again``: runs of the log to which today's checkers give another verdict.
+    """
 
     n_runs: int
     prompt_tokens: int
@@ -28,6 +30,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     usd: float
     retried: int = 0
+    judged_again: int = 0
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +82,10 @@ def totals(table: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def fitted_summary(fitted: Fitted) -> dict[str, Any]:
-    """The numbers of a fit that say how good it is."""
+def fitted_summary(fitted: Fitted, neighbour: str = "") -> dict[str, Any]:
+    """The numbers of a fit that say how good it is. neighbour: the known agent whose layer was offered."""
     return {
+        "leans_on": neighbour if fitted.fit.leans else "",
         "n_fit": fitted.n_fit,
         "n_calibrate": len(fitted.steps),
         "penalty": fitted.fit.penalty,
@@ -131,7 +135,8 @@ def text(report: Report) -> str:
         f"agent          {report.model} on {report.kind}",
         f"measured       {report.spent.n_runs} runs, {report.spent.prompt_tokens} prompt and "
         f"{report.spent.output_tokens} output tokens, {report.spent.seconds / 60:.1f} minutes of the model"
-        + (f", {report.spent.usd:.2f} USD" if report.spent.usd else ""),
+        + (f", {report.spent.usd:.2f} USD" if report.spent.usd else "")
+        + (f"; {report.spent.judged_again} judged again by newer checkers" if report.spent.judged_again else ""),
         f"ended          {report.end}" + (f": {report.reason}" if report.reason else ""),
         f"tools shown    {_word(found.shows_tools)} ({found.prompt_without} prompt tokens, {found.prompt_with} with)",
         f"calls come     {found.call_style}",
@@ -148,6 +153,7 @@ def text(report: Report) -> str:
         lines.append(
             f"fit            {report.fitted['n_fit']} steps, log loss {report.fitted['log_loss']} (shared gate "
             f"{report.fitted['prior_log_loss']}); calibration split {report.fitted['n_calibrate']} steps"
+            + (f"; leans on the profile {report.fitted['leans_on']}" if report.fitted["leans_on"] else "")
         )
         for kind, threshold in report.fitted["thresholds"].items():
             lines.append(f"{kind:<15}{_threshold(threshold, report)}")

@@ -2,7 +2,7 @@
 
 One object a line, written and fsync'd as it comes. A line that a kill has cut short ends the file; it is dropped when
 the file is opened again. Kinds of line (key ``t``): ``start`` (settings), ``capability``, ``spent`` (tokens of one
-response), ``run`` (a finished run on a probe).
+response), ``run`` (a finished run on a probe), ``choice`` (of the intervention), ``look`` (a test of the thresholds).
 """
 
 from __future__ import annotations
@@ -84,12 +84,13 @@ class SpentLine(msgspec.Struct, frozen=True, tag_field="t", tag="spent"):
 
 
 class StartLine(msgspec.Struct, frozen=True, tag_field="t", tag="start"):
-    """What was calibrated; a log of another agent is not gone on with."""
+    """What was calibrated; a log of another agent is not gone on with. ``max_tokens``: of a reply, 0 for not known."""
 
     endpoint: str
     model: str
     seed: int
     version: str
+    max_tokens: int = 0
 
 
 class CapabilityLine(msgspec.Struct, frozen=True, tag_field="t", tag="capability"):
@@ -105,7 +106,19 @@ class ChoiceLine(msgspec.Struct, frozen=True, tag_field="t", tag="choice"):
     value_s: dict[str, float]
 
 
-Line = StartLine | CapabilityLine | SpentLine | RunLine | ChoiceLine
+class LookLine(msgspec.Struct, frozen=True, tag_field="t", tag="look"):
+    """A test of the thresholds that could have passed: ``level`` is the error it spent, ``digest`` of what it saw, so
+    that the same test again spends nothing. ``artifact``: SHA-256 of the engine's, since each engine's profile is a
+    claim of its own.
+    """
+
+    kind: str
+    artifact: str
+    digest: str
+    level: float
+
+
+Line = StartLine | CapabilityLine | SpentLine | RunLine | ChoiceLine | LookLine
 _decode = msgspec.json.Decoder(Line).decode
 _encode = msgspec.json.Encoder().encode
 

@@ -15,11 +15,11 @@ from typing import Final, Literal
 import msgspec
 
 from whetherman_edge import __version__
-from whetherman_edge.calibrate import capability_probe, interventions, rejudge
+from whetherman_edge.calibrate import capability_probe, interventions, neighbours, rejudge
 from whetherman_edge.calibrate.agent import AgentClient, Reply
 from whetherman_edge.calibrate.capability_probe import Found
 from whetherman_edge.calibrate.episode import ANYTHING, run_episode
-from whetherman_edge.calibrate.labels import Outcome, outcome
+from whetherman_edge.calibrate.labels import Outcome, outcome, steered_label
 from whetherman_edge.calibrate.plan import Item, Plan
 from whetherman_edge.calibrate.probe import Probe
 from whetherman_edge.calibrate.run_log import (
@@ -33,11 +33,13 @@ from whetherman_edge.calibrate.run_log import (
 )
 from whetherman_edge.errors import UpstreamMissing, UsageError
 from whetherman_edge.gate.intervention import Capability
-from whetherman_edge.gate.verdict import Label
+from whetherman_edge.profiles.schema import Profile
 
 SAMPLED_TEMPERATURE: Final = 0.7
 FAILURES_MAX: Final = 5
 """Runs in a row that the server fails before the calibration stops."""
+_REFUSED: Final = ("HTTP 400", "HTTP 413", "HTTP 422")
+"""Errors that speak of the request, too long for this server perhaps; all of one probe count as one."""
 PROBE_FAILURES_MAX: Final = 2
 """Failed runs on one probe before it is left out."""
 REPEATS_MAX: Final = 5
@@ -109,7 +111,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runner:
-    """Runs probes and writes them down. ``clock``: seconds, monotonic. ``show``: told after every run."""
+    """Runs probes and writes them down. ``known``: profiles of agents measured before, by name. ``clock``: seconds,
+    monotonic. ``show``: told after every run.
+    """
 
     def __init__(
         self,
@@ -118,19 +122,22 @@ class Runner:
         log: RunLog,
         settings: Settings,
         *,
+        known: Sequence[tuple[str, Profile]] = (),
         clock: Callable[[], float] = time.monotonic,
         show: Callable[[Progress], None] = lambda _progress: None,
     ) -> None:
         self._client = client
         self._log = log
         self._settings = settings
+        self._known = known
         self._clock = clock
         self._show = show
         self._plan = Plan(items, runs=settings.runs, runs_max=settings.runs_max)
         self._items = self._plan.items
         self._prompt, self._output, seconds = log.spent()
         self._started = clock() - seconds / settings.workers
-        self._failures = 0
+        self._failing: set[str] = set()
+        self._n_failed = 0
         self._failed: dict[str, int] = {}
         self._arm = ""
         self._runs: dict[str, list[RunLine]] = {}
@@ -171,8 +178,15 @@ class Runner:
                 f"{self._log.path} is a calibration of {starts[0].model!r}, not of {self._client.model!r}; "
                 "choose another --name"
             )
+        max_tokens = self._client.max_tokens
+        if starts and starts[0].max_tokens not in (0, max_tokens):
+            raise UsageError(
+                f"{self._log.path} was measured with --max-tokens {starts[0].max_tokens}, not {max_tokens}: shorter or "
+                "longer replies are another agent; use the same, or choose another --name"
+            )
         if not starts:
-            self._log.add(StartLine(self._client.endpoint, self._client.model, self._settings.seed, __version__))
+            start = StartLine(self._client.endpoint, self._client.model, self._settings.seed, __version__, max_tokens)
+            self._log.add(start)
 
     async def _capability(self) -> Found:
         known = [line for line in self._log.lines if isinstance(line, CapabilityLine)]
@@ -212,6 +226,12 @@ class Runner:
         self._log.add(ChoiceLine(self._arm, {arm: round(m.value_s, 3) for arm, m in measured.items()}))
 
     async def _probe_all(self, capability: Capability) -> None:
+        mode = self._arm.partition(":")[0]
+        items = list(self._items.values())
+        near = neighbours.nearest(self._known, items, self._outcomes(), self._settings.kind, mode)
+        if near is not None:
+            runs, runs_max = self._settings.runs, self._settings.runs_max
+            self._plan = Plan(items, runs=runs, runs_max=runs_max, like=near.profile.found)
         self._set_focus()
         busy: dict[str, object] = {}
         for thorough in (False, True):
@@ -246,7 +266,8 @@ class Runner:
 
         Raises BudgetReached, UpstreamMissing, and _ServerFails after too many failures in a row.
         """
-        steer = None if arm == "with" else interventions.steer(arm, steered_label(item.probe), capability)
+        self._check_budget()  # a log whose budget is spent is only fitted again, and needs no server for it
+        steer = None if arm == "with" else interventions.steer(arm, steered_label(item.probe.expect), capability)
         temperature = SAMPLED_TEMPERATURE if index else 0.0
         episode = await run_episode(
             self._client,
@@ -260,12 +281,13 @@ class Runner:
         line = run_line(item.probe.id, item.sha, arm, index, episode)
         self._log.add(line)
         if line.error:
-            self._failures += 1
+            self._failing.add(line.probe if line.error.startswith(_REFUSED) else f"{line.probe} {arm} {self._n_failed}")
+            self._n_failed += 1
             self._failed[line.probe] = self._failed.get(line.probe, 0) + 1
-            if self._failures >= FAILURES_MAX:
-                raise _ServerFails(f"the model server failed {self._failures} times in a row: {line.error[:200]}")
+            if len(self._failing) >= FAILURES_MAX:
+                raise _ServerFails(f"the model server failed {len(self._failing)} times in a row: {line.error[:200]}")
         else:
-            self._failures = 0
+            self._failing.clear()
             self._runs.setdefault(item.probe.id, []).append(line)
         self._show(self._progress())
 
@@ -274,6 +296,9 @@ class Runner:
         self._prompt += reply.prompt_tokens
         self._output += reply.output_tokens
         self._log.add(SpentLine(reply.prompt_tokens, reply.output_tokens, round(reply.seconds, 4)))
+        self._check_budget()
+
+    def _check_budget(self) -> None:
         budget = self._settings.budget
         if budget.seconds is not None and self._clock() - self._started >= budget.seconds:
             raise BudgetReached
@@ -335,11 +360,6 @@ async def _all(workers: Iterable[Coroutine[None, None, None]]) -> None:
 
 class _ServerFails(Exception):
     """Too many runs in a row ended in a server's error."""
-
-
-def steered_label(probe: Probe) -> Label:
-    """The decision carried out where a probe is run without calls: the one that a careful person would take."""
-    return probe.expect if probe.expect in ("ASK", "DECLINE") else "ANSWER"
 
 
 def digest(probe: Probe) -> str:

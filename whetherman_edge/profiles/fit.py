@@ -1,7 +1,8 @@
 """The logistic layer of one agent, fitted on its own probes. NumPy; pure.
 
 Few probes, many features: the layer is pulled towards what the engine already says (its own p(need), distilled into the
-features), not towards zero. Without evidence an agent keeps the shared gate; with it the gate bends.
+features), not towards zero. Without evidence an agent keeps the shared gate; with it the gate bends. The layer of an
+agent measured before may stand in for the shared gate, where cross-validation on this agent's probes prefers it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TEMPERATURES: Final = np.exp(np.linspace(np.log(0.4), np.log(4.0), 61))
 class Fit(msgspec.Struct, frozen=True):
     """A fitted layer. ``penalty``: the pull that cross-validation chose. ``log_loss``: cross-validated, nats a step;
     ``prior_log_loss``: that of the shared gate on the same steps. ``out_of_fold``: (n,) p(need) of each step by a layer
-    that never saw its group.
+    that never saw its group. ``leans``: the pull was towards the known layer, not towards the shared gate.
     """
 
     layer: Layer
@@ -37,6 +38,7 @@ class Fit(msgspec.Struct, frozen=True):
     log_loss: float
     prior_log_loss: float
     out_of_fold: F64
+    leans: bool = False
 
 
 def fit_layer(
@@ -47,13 +49,14 @@ def fit_layer(
     groups: Sequence[str],
     *,
     weights: F64 | None = None,
+    known: Layer | None = None,
     seed: int = 0,
 ) -> Fit:
     """Fit p(need) on fused features.
 
     x: (n, len(features)) float64, the engine's fused values. needed: (n,) in [0, 1], soft where runs disagreed.
     prior_logit: (n,) the engine's own log-odds of a need. groups: (n,) steps of one group stay in one fold. weights:
-    (n,) observation weights, default 1.
+    (n,) observation weights, default 1. known: the layer of a like agent on the same features.
 
     Raises UsageError when there is nothing to fit: too few steps, one class only, values that are not finite.
     """
@@ -69,21 +72,18 @@ def fit_layer(
     scale = np.where(scale > 1e-9, scale, 1.0)
     z = np.hstack([(x - mean) / scale, np.ones((n, 1))])
     mass = np.ones(n) if weights is None else weights.astype(np.float64)
-    prior = _distilled(z, np.clip(prior_logit, -_LOGIT_MAX, _LOGIT_MAX))
+    pulls = [_distilled(z, np.clip(prior_logit, -_LOGIT_MAX, _LOGIT_MAX))]
+    if known is not None and known.features == tuple(features):
+        pulls.append(_in_units(known, mean, scale))
     fold = _folds(groups, seed)
-    best = (np.inf, PENALTIES[-1], np.zeros(n))
-    for penalty in PENALTIES:
-        logits = np.zeros(n)
-        for f in range(FOLDS):
-            inside = fold != f
-            if inside.all() or not inside.any():
-                continue
-            beta = _newton(z[inside], needed[inside], mass[inside], prior, penalty)
-            logits[~inside] = z[~inside] @ beta
-        loss = _log_loss(logits, needed, mass)
-        if loss < best[0]:
-            best = (loss, penalty, logits)
-    loss, penalty, logits = best
+    best = (np.inf, PENALTIES[-1], np.zeros(n), pulls[0])
+    for prior in pulls:
+        for penalty in PENALTIES:
+            logits = _out_of_fold(z, needed, mass, fold, prior, penalty)
+            loss = _log_loss(logits, needed, mass)
+            if loss < best[0]:
+                best = (loss, penalty, logits, prior)
+    loss, penalty, logits, prior = best
     temperature = _temperature(logits, needed, mass)
     beta = _newton(z, needed, mass, prior, penalty)
     layer = Layer(
@@ -100,7 +100,26 @@ def fit_layer(
         _log_loss(logits / temperature, needed, mass),
         _log_loss(np.clip(prior_logit, -_LOGIT_MAX, _LOGIT_MAX), needed, mass),
         _sigmoid(logits / temperature),
+        prior is not pulls[0],
     )
+
+
+def _out_of_fold(z: F64, y: F64, mass: F64, fold: npt.NDArray[np.int64], prior: F64, penalty: float) -> F64:
+    """(n,) logits of each step by a layer fitted on the other folds."""
+    logits = np.zeros(len(y))
+    for f in range(FOLDS):
+        inside = fold != f
+        if not inside.all() and inside.any():
+            beta = _newton(z[inside], y[inside], mass[inside], prior, penalty)
+            logits[~inside] = z[~inside] @ beta
+    return logits
+
+
+def _in_units(layer: Layer, mean: F64, scale: F64) -> F64:
+    """Weights and bias that give the layer's logit from values in other units."""
+    weights = np.array(layer.weights) / np.array(layer.scale)
+    bias = layer.bias + float(weights @ (mean - np.array(layer.mean)))
+    return np.append(weights * scale, bias) / layer.temperature
 
 
 def _distilled(z: F64, logit: F64) -> F64:

@@ -12,13 +12,16 @@ the data is seen.
 First steps and later ones are told apart: each kind has its thresholds and its own proof at the full level. The claim
 is about all decisions together, since a needed step is lost whichever of them withholds it. Which decisions are tried
 is chosen on the split that the fit saw (``promising``), so that the calibration split only ever sees one path.
+
+A calibration that is gone on with is tested again on more data, and would pass in the end by trying alone. So each
+look spends a part of delta (``look_level``), most of it the first; all looks together stay below delta.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -30,6 +33,8 @@ DELTA: Final = 0.10
 GRID: Final[tuple[float, ...]] = tuple(round(1.0 - 0.01 * step, 2) for step in range(1, 100))
 """Thresholds on 1 - p(need), strictest first: 0.99 down to 0.01."""
 SKIPS: Final[tuple[Label, ...]] = ("ANSWER", "ASK", "DECLINE")
+FIRST_LOOK: Final = 0.8
+"""Part of delta that the first look spends; the next one spends this part of what is left, and so on."""
 _BISECTIONS: Final = 60
 
 
@@ -39,6 +44,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     ``skip_score``: 1 - p(need) under the fitted layer. ``needed``: the agent fails without its call. ``wanted``: the
     gate would withhold here if the threshold let it (no guard forbids it). ``group``: probes that share a group are not
     independent (one generator, one trajectory). ``kind``: of the step. ``decision``: the class that would be decided.
+    ``doubtful``: not needed under another decision than this one, for which it was not measured; withheld it counts as
+    a false skip.
     """
 
     skip_score: float
@@ -47,13 +54,15 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     group: str = ""
     kind: StepKind = "first"
     decision: Label = "ANSWER"
+    doubtful: bool = False
 
 
 class Threshold(msgspec.Struct, frozen=True, gc=False):
     """A threshold that passed, for one kind of step. ``bound``: upper confidence bound of its false-skip rate.
 
-    ``n_needed``: groups with a needed step; ``n_false_skips``: those with one that is withheld; ``n_withheld``,
-    ``n_measured``: steps. ``decisions``: (n_withheld, n_false_skips) of each decision that was tried.
+    ``n_needed``: groups with a needed step, or a doubtful one that is withheld; ``n_false_skips``: those with one that
+    is withheld; ``n_withheld``, ``n_measured``: steps. ``decisions``: (n_withheld, n_false_skips) of each decision that
+    was tried.
     """
 
     tau: float
@@ -85,6 +94,11 @@ def upper_bound(n_hits: int, n: int, delta: float) -> float:
     return high
 
 
+def look_level(delta: float, n_before: int) -> float:
+    """The error that a look may spend after ``n_before`` earlier ones on the same calibration."""
+    return delta * FIRST_LOOK * (1.0 - FIRST_LOOK) ** n_before
+
+
 def needed_for(alpha: float, delta: float, n_hits: int = 0) -> int:
     """Least number of needed steps that can prove a rate of at most alpha when ``n_hits`` of them are skipped."""
     n = max(n_hits, 1)
@@ -109,23 +123,26 @@ def choose(
     decide is never withheld. Where steps cluster, a group counts once: as a false skip as soon as one of its needed
     steps would be skipped. That is stricter than any correlation between its members could make it.
     """
-    groups = _groups(steps, decisions)
-    n = len(groups)
-    passed: tuple[float, float, int] | None = None
+    groups = _groups([step for step in steps if step.needed], decisions)
+    doubts = _groups([step for step in steps if step.doubtful and not step.needed], decisions)
+    passed: tuple[float, float] | None = None
     for tau in sorted(grid, reverse=True):
-        hits = sum(any(step.skip_score >= tau for step in group) for group in groups)
+        hits, n = _false_skips(groups, doubts, tau)
         bound = upper_bound(hits, n, delta) if n else 1.0
         if bound > alpha:
             break
-        passed = (tau, bound, hits)
+        passed = (tau, bound)
     if passed is None:
         return None
-    tau, bound, hits = passed
+    tau, bound = passed
+    hits, n = _false_skips(groups, doubts, tau)
     counts: dict[Label, tuple[int, int]] = {}
     for decision in SKIPS:
         if decision in decisions:
             n_withheld = sum(s.wanted and s.decision == decision and s.skip_score >= tau for s in steps)
-            n_false = sum(any(s.decision == decision and s.skip_score >= tau for s in group) for group in groups)
+            n_false = sum(
+                any(s.decision == decision and s.skip_score >= tau for s in group) for group in (*groups, *doubts)
+            )
             counts[decision] = (n_withheld, n_false)
     return Threshold(
         tau=tau,
@@ -139,9 +156,14 @@ def choose(
 
 
 def choose_by_kind(
-    steps: Sequence[Step], *, fit_steps: Sequence[Step] = (), alpha: float = ALPHA, delta: float = DELTA
+    steps: Sequence[Step],
+    *,
+    fit_steps: Sequence[Step] = (),
+    alpha: float = ALPHA,
+    delta: float = DELTA,
+    levels: Mapping[StepKind, float] | None = None,
 ) -> dict[StepKind, Threshold | None]:
-    """``choose`` for first and for later steps apart.
+    """``choose`` for first and for later steps apart. levels: the error that each kind may spend in place of delta.
 
     fit_steps: steps of the fit split, scored by layers that never saw their group; they say which decisions are tried.
     Without them all are.
@@ -152,7 +174,8 @@ def choose_by_kind(
         seen = [step for step in fit_steps if step.kind == kind]
         tried = promising(seen, alpha) if seen else SKIPS
         own = [step for step in steps if step.kind == kind]
-        found[kind] = choose(own, alpha=alpha, delta=delta, decisions=tried) if tried else None
+        level = delta if levels is None else levels[kind]
+        found[kind] = choose(own, alpha=alpha, delta=level, decisions=tried) if tried else None
     return found
 
 
@@ -169,7 +192,7 @@ def promising(steps: Sequence[Step], alpha: float = ALPHA) -> tuple[Label, ...]:
             tau = smallest_observed(own, alpha)
             if tau is None:
                 continue
-            n_right = sum(step.wanted and not step.needed and step.skip_score >= tau for step in own)
+            n_right = sum(step.wanted and not (step.needed or step.doubtful) and step.skip_score >= tau for step in own)
             if n_right > most:  # of equals the smaller set: it has less to prove
                 best, most = tried, n_right
     return best
@@ -179,21 +202,28 @@ def smallest_observed(steps: Sequence[Step], alpha: float = ALPHA, grid: Sequenc
     """The loosest threshold whose *observed* false-skip rate is at most alpha. For comparison only: it proves nothing,
     and it is what made the research gate lose 15 of 120 tasks.
     """
-    needed = [step for step in steps if step.needed and step.wanted]
+    needed = [step for step in steps if (step.needed or step.doubtful) and step.wanted]
     n = max(sum(step.needed for step in steps), 1)
     safe = [tau for tau in grid if sum(step.skip_score >= tau for step in needed) <= alpha * n]
     return min(safe, default=None)
 
 
 def _groups(steps: Sequence[Step], decisions: Collection[Label]) -> list[list[Step]]:
-    """Needed steps by group; within a group only those that the gate would withhold can go wrong."""
+    """Steps by group; within a group only those that the gate would withhold can go wrong."""
     groups: dict[str, list[Step]] = {}
     for index, step in enumerate(steps):
-        if step.needed:
-            group = groups.setdefault(step.group or f"#{index}", [])
-            if step.wanted and step.decision in decisions:
-                group.append(step)
+        group = groups.setdefault(step.group or f"#{index}", [])
+        if step.wanted and step.decision in decisions:
+            group.append(step)
     return list(groups.values())
+
+
+def _false_skips(groups: Sequence[Sequence[Step]], doubts: Sequence[Sequence[Step]], tau: float) -> tuple[int, int]:
+    """(groups with a false skip at tau, groups that count): a doubt counts only against the threshold."""
+    hits, doubtful = (
+        sum(any(step.skip_score >= tau for step in group) for group in found) for found in (groups, doubts)
+    )
+    return hits + doubtful, len(groups) + doubtful
 
 
 def _at_most(k: int, n: int, p: float) -> float:

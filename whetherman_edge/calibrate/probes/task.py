@@ -10,7 +10,7 @@ import msgspec
 
 from whetherman_edge.calibrate.probe import Call, Check, Probe, World
 
-from .answers import Answer, holds, judge, numbers, plain
+from .answers import Answer, Talk, holds, judge, numbers, plain
 from .kits import KITS
 from .world import Room, Setting
 
@@ -49,6 +49,10 @@ class Task(Probe, frozen=True, kw_only=True):
         if absent and self.expect == "DECLINE":
             return Check(False, f"it called {absent[0][:40]!r}, which is not there")
         return judge(self.want.answer, reply, self.question)
+
+    @property
+    def any_reply(self) -> bool:
+        return isinstance(self.want.answer, Talk)
 
     @property
     def tool_names(self) -> frozenset[str]:

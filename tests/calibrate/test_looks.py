@@ -1,0 +1,93 @@
+"""A calibration that is gone on with: what a further look costs, and what it may cost the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.calibrate.test_calibrate import ITEMS, free, measure, no_pause, record, report_of, some
+from tests.fakes.agents import Faults, ScriptedUpstream
+from whetherman_edge.calibrate.agent import AgentClient
+from whetherman_edge.calibrate.run_log import LookLine, RunLog
+from whetherman_edge.calibrate.runner import Budget, Runner, Settings
+from whetherman_edge.errors import UsageError
+from whetherman_edge.profiles.risk import DELTA, look_level
+from whetherman_edge.profiles.schema import parse_profile, serialize_profile
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """See ``test_calibrate``."""
+    monkeypatch.setattr("whetherman_edge.calibrate.run_log.os.fsync", lambda _descriptor: None)
+
+
+def looks(log: RunLog) -> list[LookLine]:
+    return [line for line in log.lines if isinstance(line, LookLine)]
+
+
+async def test_every_further_look_at_new_data_spends_its_part_and_the_same_look_nothing(tmp_path: Path) -> None:
+    kept = [item for item in ITEMS if item.split == "fit"]
+    calibrate = [item for item in ITEMS if item.split == "calibrate"]
+    with RunLog.open(tmp_path / "runs.jsonl") as log:
+        few = some(kept + calibrate, each=1)
+        await report_of(ITEMS, log, record(log, few, free))
+        assert looks(log) == [], "so few needed steps could not pass: that was no look"
+        more = [item for item in some(ITEMS, each=6) if item not in few]
+        measured = record(log, more, free)
+        first = await report_of(ITEMS, log, measured)
+        assert [look.level for look in looks(log)] == [look_level(DELTA, 0)] * 2
+        assert await report_of(ITEMS, log, measured) == first
+        assert len(looks(log)) == 2
+        measured = record(log, [item for item in ITEMS if item not in few + more], free)
+        second = await report_of(ITEMS, log, measured)
+    with RunLog.open(tmp_path / "runs.jsonl") as log:
+        assert sorted(look.level for look in looks(log)) == [look_level(DELTA, 1)] * 2 + [look_level(DELTA, 0)] * 2
+    for report in (first, second):
+        assert report.profile is not None
+        assert report.profile.calibrated
+        parse_profile(serialize_profile(report.profile), "fake")
+
+
+async def test_requests_that_the_server_refuses_end_nothing_when_they_are_few_probes(tmp_path: Path) -> None:
+    items = some(ITEMS, each=1)
+    faults = Faults()
+    with (
+        ScriptedUpstream([item.probe for item in items], free, faults=faults) as upstream,
+        RunLog.open(tmp_path / "runs.jsonl") as log,
+    ):
+        async with AgentClient(upstream.url, "fake", pause=no_pause) as client:
+
+            def refuse_some(_progress: object) -> None:
+                if len(log.runs) == 40 and faults.status != 400:
+                    faults.refuse, faults.status = 8, 400  # four probes, twice each
+
+            settings = Settings(kind="llamacpp", runs=1, runs_max=1)
+            measured = await Runner(client, items, log, settings, show=refuse_some).measure()
+    assert measured.end == "complete"
+    assert measured.n_open == 4
+
+
+async def test_a_spent_budget_needs_no_server(tmp_path: Path) -> None:
+    settings = Settings(kind="llamacpp", budget=Budget(usd=0.02, usd_in=1.0, usd_out=1.0))
+    path = tmp_path / "runs.jsonl"
+    with ScriptedUpstream([item.probe for item in ITEMS], free) as upstream:
+        with RunLog.open(path) as log:
+            assert (await measure(upstream, ITEMS, log, settings)).end == "budget"
+        n_requests = upstream.n_requests
+        with RunLog.open(path) as log:
+            measured = await measure(upstream, ITEMS, log, settings)
+        assert measured.end == "budget"
+        assert upstream.n_requests == n_requests
+
+
+async def test_replies_of_another_length_are_not_mixed(tmp_path: Path) -> None:
+    items = some(ITEMS, each=1)[:4]
+    path = tmp_path / "runs.jsonl"
+    with ScriptedUpstream([item.probe for item in items], free) as upstream:
+        with RunLog.open(path) as log:
+            await measure(upstream, items, log)
+        with RunLog.open(path) as log:
+            async with AgentClient(upstream.url, "fake", max_tokens=80) as client:
+                with pytest.raises(UsageError, match="--max-tokens 512, not 80"):
+                    await Runner(client, items, log, Settings(kind="llamacpp")).measure()
