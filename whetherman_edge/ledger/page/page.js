@@ -22,7 +22,8 @@ function number(value, digits = 0) {
 
 function time(seconds) {
   const at = new Date(seconds * 1000);
-  return at.toLocaleDateString() + " " + at.toLocaleTimeString();
+  if (at.toDateString() === new Date().toDateString()) return at.toLocaleTimeString();
+  return at.toLocaleString(undefined, { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
 }
 
 function cards(parent, pairs) {
