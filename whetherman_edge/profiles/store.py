@@ -43,9 +43,9 @@ class Stored(msgspec.Struct, frozen=True):
 
 def default_dirs() -> tuple[Path, ...]:
     """Folders searched, in order: the user's, the package's, and in a checkout its ``profiles/``."""
-    package = Path(__file__).resolve().parent
-    dirs = [Path(platformdirs.user_config_dir("whetherman")) / "profiles", package / "shipped"]
-    root = package.parents[1]
+    package = Path(__file__).resolve().parents[1]
+    dirs = [Path(platformdirs.user_config_dir("whetherman")) / "profiles", package / "shipped" / "profiles"]
+    root = package.parent
     if (root / "pyproject.toml").is_file():
         dirs.append(root / "profiles")
     return tuple(dirs)
