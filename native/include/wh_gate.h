@@ -98,6 +98,21 @@ enum wh_status wh_text_record(const struct wh_ops *ops, const struct wh_text_tab
                               const uint8_t *restrict text, size_t n_bytes, unsigned char *restrict record,
                               size_t *n_record);
 
+/* One field of a tool: how many ids it has, of at most ids_max <= WH_TEXT_TOKENS_MAX; the stem classes of its content
+ * words, in the order in which they first come, and their weights; and, unless pooled is NULL, the sum of its rows.
+ * pooled: int32 (dim,).  stems: int32 (ids_max,).  weights: float32 (ids_max,). Status as wh_wordpiece. */
+enum wh_status wh_token_field(const struct wh_ops *ops, const struct wh_text_tables *tables,
+                              const uint8_t *restrict text, size_t n_bytes, size_t ids_max,
+                              unsigned char *restrict pooled, unsigned char *restrict stems,
+                              unsigned char *restrict weights, size_t *n_ids, size_t *n_stems);
+
+/* The channels of n tools, for their pooled fields (name, description, parameters): name_share * name + description, the
+ * description, the name, the parameters, each scaled so that its largest entry is 127, and rounded half to even. A tool
+ * that is not described is what its name says. router/prototype.py says why; it gives the same rows.
+ * fields: int32 (n, 3, dim).  described: uint8 (n,).  rows: int8 (n, WH_CHANNELS, dim), out. name_share is finite. */
+void wh_tool_rows(const unsigned char *restrict fields, const uint8_t *restrict described, double name_share, size_t n,
+                  size_t dim, int8_t *restrict rows);
+
 struct wh_text {
     unsigned char *record;
     const unsigned char *vector;

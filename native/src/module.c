@@ -385,7 +385,8 @@ static PyMethodDef bound_methods[] = {
     FASTCALL(pool_i8_into),         FASTCALL(cosine_i8_into),     FASTCALL(gather_sum_f32_into),
     FASTCALL(hash_ngrams_into),     FASTCALL(ngram_sum_f32_into), FASTCALL(dense_head_f32_into),
     FASTCALL(wordpiece_index_into), FASTCALL(wordpiece_into),     FASTCALL(text_record_into),
-    FASTCALL(ngram_fields_into),    FASTCALL(gate_forward),
+    FASTCALL(ngram_fields_into),    FASTCALL(gate_forward),       FASTCALL(token_fields),
+    FASTCALL(tool_rows_into),
 };
 
 /* bind(isa: str) -> dict of functions; "best" takes what this machine can run. */

@@ -16,6 +16,8 @@
 /* module_gate.c; bound to a row of kernels, like those of module.c. */
 PyObject *wordpiece_index_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 PyObject *wordpiece_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
+PyObject *token_fields(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
+PyObject *tool_rows_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 PyObject *text_record_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 PyObject *ngram_fields_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 PyObject *gate_forward(PyObject *self, PyObject *const *args, Py_ssize_t n_args);

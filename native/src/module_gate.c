@@ -151,6 +151,142 @@ cleanup:
     return answer;
 }
 
+/* Eight arguments from `args` on: a vocabulary's four, table, stem, idf, dim. */
+static bool acquire_tables(struct views *views, PyObject *const *args, struct wh_text_tables *tables) {
+    const Py_buffer *table = NULL;
+    const Py_buffer *stem = NULL;
+    const Py_buffer *idf = NULL;
+    if (!acquire_vocabulary(views, args, &tables->vocabulary) ||
+        (table = acquire(views, args[4], "table", false)) == NULL ||
+        (stem = acquire(views, args[5], "stem", false)) == NULL ||
+        (idf = acquire(views, args[6], "idf", false)) == NULL ||
+        !as_count(args[7], "dim", WH_COSINE_DIM_MAX, &tables->dim)) {
+        return false;
+    }
+    const size_t n = tables->vocabulary.n_tokens;
+    if (!has_bytes(table, n * tables->dim, "table") || !has_bytes(stem, n * sizeof(int32_t), "stem") ||
+        !has_bytes(idf, n * sizeof(float), "idf")) {
+        return false;
+    }
+    tables->table = table->buf;
+    tables->stem = stem->buf;
+    tables->idf = idf->buf;
+    return true;
+}
+
+/* {stem class: weight}, in that order; takes no reference, NULL with an error set. */
+static PyObject *stems_of(const unsigned char *stems, const unsigned char *weights, size_t n) {
+    PyObject *found = PyDict_New();
+    for (size_t i = 0; found != NULL && i < n; i++) {
+        int32_t stem = 0;
+        float weight = 0.0F;
+        memcpy(&stem, stems + i * sizeof stem, sizeof stem);
+        memcpy(&weight, weights + i * sizeof weight, sizeof weight);
+        PyObject *key = PyLong_FromSsize_t(stem);
+        PyObject *value = PyFloat_FromDouble((double)weight);
+        const bool ok = key != NULL && value != NULL && PyDict_SetItem(found, key, value) == 0;
+        Py_DecRef(key);
+        Py_DecRef(value);
+        if (!ok) {
+            Py_DecRef(found);
+            return NULL;
+        }
+    }
+    return found;
+}
+
+/* token_fields(texts (str, ...), vocabulary, offsets, slots, unknown, table, stem, idf, dim, ids_max,
+ *              pooled int32 (n, dim) out or empty)
+ * -> for each text (number of tokens, {stem class: weight}); None: see wh_wordpiece */
+PyObject *token_fields(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    struct views views = {.n = 0};
+    struct wh_text_tables tables = {.n_columns = 0};
+    PyObject *answer = NULL;
+    const Py_buffer *pooled = NULL;
+    unsigned char stems[WH_TEXT_TOKENS_MAX * sizeof(int32_t)];
+    unsigned char weights[WH_TEXT_TOKENS_MAX * sizeof(float)];
+    size_t ids_max = 0;
+    const struct wh_ops *ops = PyCapsule_GetPointer(self, OPS_CAPSULE);
+    if (ops == NULL || !counted("token_fields", n_args, 11)) {
+        return NULL;
+    }
+    const Py_ssize_t n = PyTuple_Size(args[0]);
+    if (n < 0) {
+        PyErr_Clear();
+        return PyErr_Format(PyExc_TypeError, "texts: expected a tuple of strings");
+    }
+    if (!acquire_tables(&views, args + 1, &tables) || !as_count(args[9], "ids_max", WH_TEXT_TOKENS_MAX, &ids_max) ||
+        (pooled = acquire(&views, args[10], "pooled", true)) == NULL ||
+        (pooled->len != 0 && !has_bytes(pooled, (size_t)n * tables.dim * sizeof(int32_t), "pooled"))) {
+        goto cleanup;
+    }
+    answer = PyTuple_New(n);
+    for (Py_ssize_t i = 0; answer != NULL && i < n; i++) {
+        Py_ssize_t length = 0;
+        size_t n_ids = 0;
+        size_t n_stems = 0;
+        PyObject *text = PyTuple_GetItem(args[0], i); /* borrowed */
+        const char *utf8 = text == NULL ? NULL : PyUnicode_AsUTF8AndSize(text, &length);
+        PyObject *field = NULL;
+        if (utf8 != NULL) { /* else no string, or half a surrogate pair in it: the error is set */
+            unsigned char *row = pooled->len == 0 ? NULL : (unsigned char *)pooled->buf + (size_t)i * tables.dim * 4;
+            const enum wh_status status = wh_token_field(ops, &tables, (const uint8_t *)utf8, (size_t)length, ids_max,
+                                                         row, stems, weights, &n_ids, &n_stems);
+            if (status == WH_ERR_RANGE) {
+                Py_DecRef(answer);
+                answer = none();
+                goto cleanup;
+            }
+            if (status != WH_OK) {
+                outside("token_fields");
+            } else {
+                PyObject *found = stems_of(stems, weights, n_stems);
+                field = found == NULL ? NULL : Py_BuildValue("(nN)", (Py_ssize_t)n_ids, found);
+            }
+        }
+        if (field == NULL || PyTuple_SetItem(answer, i, field) != 0) {
+            Py_DecRef(answer);
+            answer = NULL;
+        }
+    }
+cleanup:
+    release_all(&views);
+    return answer;
+}
+
+/* tool_rows_into(fields int32 (n, 3, dim), described uint8 (n,), name_share, rows int8 (n, 4, dim) out) -> n */
+PyObject *tool_rows_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
+    struct views views = {.n = 0};
+    PyObject *answer = NULL;
+    const Py_buffer *fields = NULL;
+    const Py_buffer *described = NULL;
+    const Py_buffer *rows = NULL;
+    (void)self;
+    if (!counted("tool_rows_into", n_args, 4) || (fields = acquire(&views, args[0], "fields", false)) == NULL ||
+        (described = acquire(&views, args[1], "described", false)) == NULL ||
+        (rows = acquire(&views, args[3], "rows", true)) == NULL) {
+        goto cleanup;
+    }
+    const double name_share = PyFloat_AsDouble(args[2]);
+    if (PyErr_Occurred() != NULL) {
+        goto cleanup;
+    }
+    const size_t n = (size_t)described->len;
+    const size_t dim = n == 0 ? 0 : (size_t)rows->len / (WH_CHANNELS * n);
+    if (!isfinite(name_share) || !has_bytes(rows, WH_CHANNELS * n * dim, "rows") ||
+        !has_bytes(fields, 3 * n * dim * sizeof(int32_t), "fields")) {
+        if (PyErr_Occurred() == NULL) {
+            PyErr_Format(PyExc_ValueError, "name_share: expected a finite number");
+        }
+        goto cleanup;
+    }
+    wh_tool_rows(fields->buf, described->buf, name_share, n, dim, rows->buf);
+    answer = PyLong_FromSsize_t((Py_ssize_t)n);
+cleanup:
+    release_all(&views);
+    return answer;
+}
+
 /* text_record_into(text, vocabulary, offsets, slots, unknown, table int8 (n, dim), stem int32 (n,), idf float32 (n,), dim,
  *                  n_columns, record out) -> its length, None: not a plain text of at most 2,048 bytes */
 PyObject *text_record_into(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
@@ -158,35 +294,19 @@ PyObject *text_record_into(PyObject *self, PyObject *const *args, Py_ssize_t n_a
     struct wh_text_tables tables = {.dim = 0};
     PyObject *answer = NULL;
     const Py_buffer *text = NULL;
-    const Py_buffer *table = NULL;
-    const Py_buffer *stem = NULL;
-    const Py_buffer *idf = NULL;
     const Py_buffer *record = NULL;
     const struct wh_ops *ops = PyCapsule_GetPointer(self, OPS_CAPSULE);
     if (ops == NULL || !counted("text_record_into", n_args, 11) ||
-        (text = acquire(&views, args[0], "text", false)) == NULL ||
-        !acquire_vocabulary(&views, args + 1, &tables.vocabulary) ||
-        (table = acquire(&views, args[5], "table", false)) == NULL ||
-        (stem = acquire(&views, args[6], "stem", false)) == NULL ||
-        (idf = acquire(&views, args[7], "idf", false)) == NULL ||
-        !as_count(args[8], "dim", WH_COSINE_DIM_MAX, &tables.dim) ||
+        (text = acquire(&views, args[0], "text", false)) == NULL || !acquire_tables(&views, args + 1, &tables) ||
         !as_count(args[9], "n_columns", WH_DENSE_AXIS_MAX, &tables.n_columns) ||
         (record = acquire(&views, args[10], "record", true)) == NULL) {
         goto cleanup;
     }
-    const size_t n = tables.vocabulary.n_tokens;
     const size_t room = WH_TEXT_RECORD_MAX(tables.dim, tables.n_columns);
-    if (!has_bytes(table, n * tables.dim, "table") || !has_bytes(stem, n * sizeof(int32_t), "stem") ||
-        !has_bytes(idf, n * sizeof(float), "idf")) {
-        goto cleanup;
-    }
     if ((size_t)record->len < room) {
         PyErr_Format(PyExc_ValueError, "record: expected room for %zu bytes; got %zd", room, record->len);
         goto cleanup;
     }
-    tables.table = table->buf;
-    tables.stem = stem->buf;
-    tables.idf = idf->buf;
     size_t n_record = 0;
     const enum wh_status status = wh_text_record(ops, &tables, text->buf, (size_t)text->len, record->buf, &n_record);
     answer = status == WH_OK          ? PyLong_FromSsize_t((Py_ssize_t)n_record)

@@ -159,20 +159,29 @@ struct stems {
     double total;
 };
 
+/* The stem class of a token and its weight; a weight of 0 or less is that of a word without content. */
+static bool stem_of(const struct wh_text_tables *tables, int32_t id, int32_t *stem, float *weight) {
+    if (id < 0 || (size_t)id >= tables->vocabulary.n_tokens) {
+        return false;
+    }
+    *stem = wh_load_i32(tables->stem, (size_t)id);
+    if (*stem < 0 || (size_t)*stem >= tables->vocabulary.n_tokens) {
+        return false;
+    }
+    *weight = wh_load_f32(tables->idf, (size_t)*stem);
+    return true;
+}
+
 static enum wh_status find_stems(struct stems *stems, const struct wh_text_tables *tables, const unsigned char *ids,
                                  size_t n_ids) {
     stems->n = 0;
     stems->total = 0.0;
     for (size_t i = 0; i < n_ids; i++) {
-        const int32_t id = wh_load_i32(ids, i);
-        if (id < 0 || (size_t)id >= tables->vocabulary.n_tokens) {
+        int32_t stem = 0;
+        float weight = 0.0F;
+        if (!stem_of(tables, wh_load_i32(ids, i), &stem, &weight)) {
             return WH_ERR_INDEX;
         }
-        const int32_t stem = wh_load_i32(tables->stem, (size_t)id);
-        if (stem < 0 || (size_t)stem >= tables->vocabulary.n_tokens) {
-            return WH_ERR_INDEX;
-        }
-        const float weight = wh_load_f32(tables->idf, (size_t)stem);
         if (!(weight > 0.0F)) {
             continue;
         }
@@ -196,6 +205,75 @@ static enum wh_status find_stems(struct stems *stems, const struct wh_text_table
         stems->total += (double)weight;
     }
     return WH_OK;
+}
+
+enum wh_status wh_token_field(const struct wh_ops *ops, const struct wh_text_tables *tables,
+                              const uint8_t *restrict text, size_t n_bytes, size_t ids_max,
+                              unsigned char *restrict pooled, unsigned char *restrict stems,
+                              unsigned char *restrict weights, size_t *n_ids, size_t *n_stems) {
+    unsigned char ids[WH_TEXT_TOKENS_MAX * sizeof(int32_t)];
+    if (ids_max > WH_TEXT_TOKENS_MAX) {
+        return WH_ERR_RANGE;
+    }
+    const enum wh_status status = wh_wordpiece(&tables->vocabulary, text, n_bytes, ids, ids_max, n_ids);
+    if (status != WH_OK) {
+        return status;
+    }
+    size_t n = 0;
+    for (size_t i = 0; i < *n_ids; i++) {
+        int32_t stem = 0;
+        float weight = 0.0F;
+        if (!stem_of(tables, wh_load_i32(ids, i), &stem, &weight)) {
+            return WH_ERR_INDEX;
+        }
+        size_t other = 0;
+        while (other < n && wh_load_i32(stems, other) != stem) {
+            other++;
+        }
+        if (other == n && weight > 0.0F) {
+            wh_store_i32(stems, n, stem);
+            memcpy(weights + n * sizeof weight, &weight, sizeof weight);
+            n++;
+        }
+    }
+    *n_stems = n;
+    return pooled == NULL ? WH_OK
+                          : ops->pool_i8(tables->table, tables->vocabulary.n_tokens, tables->dim, ids, *n_ids, pooled);
+}
+
+/* Added and taken away again, it rounds to an integer, half to even: doubles above 2**52 have no fractions. */
+#define ROUNDING 6755399441055744.0
+
+/* row = name_share * name + other, at 127 for its largest entry; name NULL: other alone. */
+static void put_row(int8_t *row, const unsigned char *name, double name_share, const unsigned char *other, size_t dim) {
+    double peak = 0.0;
+    for (size_t j = 0; j < dim; j++) {
+        const double value =
+            (name == NULL ? 0.0 : name_share * (double)wh_load_i32(name, j)) + (double)wh_load_i32(other, j);
+        const double size = fabs(value);
+        peak = size > peak ? size : peak;
+    }
+    const double scale = 127.0 / (peak > 1e-9 ? peak : 1e-9);
+    for (size_t j = 0; j < dim; j++) {
+        const double value =
+            (name == NULL ? 0.0 : name_share * (double)wh_load_i32(name, j)) + (double)wh_load_i32(other, j);
+        const double rounded = value * scale + ROUNDING - ROUNDING;
+        row[j] = rounded >= -127.0 && rounded <= 127.0 ? (int8_t)rounded : 0; /* else name_share is beyond all sense */
+    }
+}
+
+void wh_tool_rows(const unsigned char *restrict fields, const uint8_t *restrict described, double name_share, size_t n,
+                  size_t dim, int8_t *restrict rows) {
+    const size_t n_bytes = dim * sizeof(int32_t);
+    for (size_t t = 0; t < n; t++) {
+        const unsigned char *name = fields + 3 * t * n_bytes;
+        const unsigned char *description = described[t] != 0 ? name + n_bytes : name;
+        int8_t *row = rows + WH_CHANNELS * t * dim;
+        put_row(row, name, name_share, description, dim);
+        put_row(row + dim, NULL, 0.0, description, dim);
+        put_row(row + 2 * dim, NULL, 0.0, name, dim);
+        put_row(row + 3 * dim, NULL, 0.0, name + 2 * n_bytes, dim);
+    }
 }
 
 /* ---- the record ---------------------------------------------------------------------------------------------------- */

@@ -189,11 +189,20 @@ def main(path: str, runs: int = RUNS_DEFAULT) -> int:
             "gate_forward": parts.forward(),
             "text_record_into": parts.record_arguments(),
             "wordpiece_into": [parts.text(), *parts.tables(), bytearray(4 * parts.random.randrange(40))],
+            "token_fields": [
+                tuple(parts.text().decode() for _ in range(parts.random.randrange(4))),
+                *parts.record_arguments()[1:9],
+                parts.random.randrange(385),
+                bytearray(),
+            ],
+            "tool_rows_into": [parts.integers(3 * 2 * DIM, 99), b"\0\1", 0.5, bytearray(4 * 2 * DIM)],
             "wordpiece_index_into": [VOCABULARY, len(WORDS), bytearray(4 * (len(WORDS) + 1)), bytearray(256)],
             "ngram_fields_into": parts.ngrams(),
         }
         name = parts.random.choice([*["gate_forward"] * 6, *calls])
         values = calls[name]
+        if name == "token_fields" and parts.random.random() < 0.7:
+            values[10] = bytearray(4 * DIM * len(values[0]))
         spoil = run % 4 != 0
         for _ in range(parts.random.choice([1, 1, 2]) if spoil else 0):
             at = parts.random.randrange(len(values))

@@ -29,6 +29,19 @@ _QUESTIONS = (
 )
 
 
+# Users write in other scripts, and with accents, emoji and dashes.
+_OTHERS = (
+    "今天北京的天气怎么样？请帮我查一下明天的航班。",
+    "日本語のテキスト、カタカナと ひらがな",
+    "안녕하세요, 오늘 서울 날씨를 알려 주세요",
+    "ما هو الطقس في القاهرة اليوم؟",
+    "आज दिल्ली में मौसम कैसा है?",
+    "วันนี้อากาศที่กรุงเทพเป็นอย่างไร",
+    "Quelle est la météo à Zürich ? L’été coûte cher",
+    "👩‍👩‍👧‍👦 “quoted” — a dash, ✌🏽 🇳🇴",
+)
+
+
 def tool(number: int, family: int = 0) -> dict[str, Any]:
     """One function tool; another ``family`` gives other bytes, so a tool the gate has never seen."""
     topic, action = _TOPICS[number % len(_TOPICS)], _ACTIONS[(number // len(_TOPICS) + number) % len(_ACTIONS)]
@@ -83,13 +96,14 @@ def encoded(body: dict[str, Any]) -> str:
 
 
 def mixed(count: int) -> list[str]:
-    """Bodies of all sorts for a soak: streams, other tool sets, no tools, long and short histories."""
+    """Bodies of all sorts for a soak: streams, other tool sets, no tools, long and short histories, other scripts."""
     bodies = []
     for number in range(count):
         n_tools, n_turns = (8, 0, 3, 20, 1)[number % 5], (20, 2, 0, 8)[number % 4]
-        bodies.append(
-            encoded(chat(number, n_tools=n_tools, n_turns=n_turns, family=number % 150, stream=number % 3 == 0))
-        )
+        body = chat(number, n_tools=n_tools, n_turns=n_turns, family=number % 150, stream=number % 3 == 0)
+        if number % 7 == 0:
+            body["messages"][-1]["content"] += " " + _OTHERS[number // 7 % len(_OTHERS)]
+        bodies.append(encoded(body))
     return bodies
 
 

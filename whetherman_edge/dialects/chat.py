@@ -21,7 +21,7 @@ TURNS_MAX = 4_096
 OPEN_CALLS_MAX = 1_024
 
 
-class Parameter(msgspec.Struct, frozen=True, gc=False):
+class Parameter(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """One top-level argument of a tool."""
 
     name: str
@@ -30,7 +30,7 @@ class Parameter(msgspec.Struct, frozen=True, gc=False):
     required: bool = False
 
 
-class Tool(msgspec.Struct, frozen=True, gc=False):
+class Tool(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """One offered function tool.
 
     ``key`` is a 16-byte digest of the tool's own JSON bytes: equal bytes, equal key, so prototypes are cached by it.

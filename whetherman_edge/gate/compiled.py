@@ -50,6 +50,7 @@ from whetherman_edge.router.table import RouterTable
 TEXTS_A_GENERATION: Final = 192
 CALLS_READ_MAX: Final = 8  # of this turn, whose arguments are compared with the user's words
 FAILED_READ_MAX: Final = 8
+MASKS_KEPT_MAX: Final = 8  # of one tool list: as many dialogues as are kept
 FAILED_CHARS: Final = 200
 _WHOLE: Final = HEAD_CHARS_MAX + TAIL_CHARS_MAX
 _NUMBERS: Final = struct.Struct("<16i")
@@ -85,7 +86,7 @@ class Kept:
 class KeptTools:
     """A tool list's record and the slate's arrays, as ``gate_forward`` takes them."""
 
-    __slots__ = ("has_known", "identifiers", "index", "key", "names", "norms", "record", "required", "rows")
+    __slots__ = ("_masks", "has_known", "identifiers", "index", "key", "names", "norms", "record", "required", "rows")
 
     def __init__(self, record: bytes, key: bytes) -> None:
         self.record = record
@@ -97,6 +98,16 @@ class KeptTools:
         self.rows: memoryview = memoryview(EMPTY)
         self.norms: memoryview = memoryview(EMPTY)
         self.has_known = False
+        self._masks: dict[frozenset[str], bytes] = {}
+
+    def mask(self, names: frozenset[str]) -> bytes:
+        """``_mask`` of names called in earlier turns: a dialogue asks for the same ones on each step."""
+        found = self._masks.get(names)
+        if found is None:
+            if len(self._masks) >= MASKS_KEPT_MAX:
+                self._masks.clear()
+            found = self._masks[names] = _mask(names, self)
+        return found
 
 
 _NO_TOOLS: Final = KeptTools(EMPTY, EMPTY)
@@ -155,7 +166,7 @@ class CompiledGate:
             is_called = _mask([call.name for call in calls], tools)
             if n_last:
                 last_call = self._name_share("last_call", calls[-1].name)
-        is_earlier = _mask(outline.earlier_names, tools) if outline.earlier_names else EMPTY
+        is_earlier = tools.mask(outline.earlier_names) if outline.earlier_names else EMPTY
         known = self._known(user) if tools.has_known else EMPTY
         now = [kept(message.text).record for message in results[-HISTORY_RESULTS_MAX:]]
         before = [kept(message.text).record for message in outline.earlier_results[-HISTORY_RESULTS_MAX:]]
@@ -231,11 +242,17 @@ class CompiledGate:
 
     def _share_of_name(self, name: str, tool: str) -> bytes:
         """The share of a tool's name in the field ``name``: four float64."""
-        share = bytearray(SLOT_BYTES)
+        return bytes(self._shares_of_names(name, [tool]))
+
+    def _shares_of_names(self, name: str, tools: Sequence[str]) -> bytearray:
+        """The shares of tools' names in the field ``name``: (n, 4) float64."""
+        shares = bytearray(SLOT_BYTES * len(tools))
         seed, modes, weight = NGRAM_FIELDS[name]
-        words = hashable(name_words(tool))
-        self._ngram_fields(self._ngram_weights, share, 0, FIELD_SMOOTHING, words, seed, modes, weight)
-        return bytes(share)
+        for place, tool in enumerate(tools):
+            words = hashable(name_words(tool))
+            at = SLOT_BYTES * place
+            self._ngram_fields(self._ngram_weights, shares, at, FIELD_SMOOTHING, words, seed, modes, weight)
+        return shares
 
     def _look_at(self, kept: Kept) -> bytes:
         state = kept.state = look_at_result(kept.text)
@@ -277,7 +294,7 @@ class CompiledGate:
             return found
         slate = self._scorer.slate(tools, key)
         signals = self._tool_reader.combined(tools, slate, key)
-        shares = [np.frombuffer(self._name_share("next_tool", tool.name)) for tool in signals.tools]
+        shares = self._shares_of_names("next_tool", [tool.name for tool in signals.tools])
         record = records.pack_tools(signals, slate, shares, self._projection[2], self._projection[6])
         found = KeptTools(record, key)
         found.names = tuple([tool.name for tool in signals.tools])

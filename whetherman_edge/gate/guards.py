@@ -14,6 +14,7 @@ from functools import lru_cache
 from whetherman_edge.dialects.chat import ChatView, Message, Tool
 from whetherman_edge.gate.tool_effect import effect, is_write_verb, name_tokens, objects, singular, verbs
 
+TOOLSETS_CACHED_MAX = 64  # as many as the dialects keep
 TURNS_CACHED_MAX = 128  # a user's turn is looked at again on each step that follows it
 # The request stands at the front or the end of a turn; what lies between in a long one is pasted material.
 _HEAD_CHARS = 600
@@ -72,7 +73,7 @@ def action_wanted(chat: ChatView) -> bool:
     called = {call.name for message in chat.messages[index:] for call in message.calls}
     if any(tool.name not in called for tool in _demanded(chat, text)):
         return True
-    writers = [tool for tool in chat.tools if effect(tool) == "write"]
+    writers = _writers(chat.tools)
     if not writers or any(tool.name in called for tool in writers):
         return False
     requests = list(_imperatives(text))
@@ -145,7 +146,7 @@ def lookup_first(chat: ChatView) -> bool:
     index = chat.last_user_index
     if index < 0:
         return False
-    writers = [tool for tool in chat.tools if effect(tool) == "write"]
+    writers = _writers(chat.tools)
     if not writers:
         return False
     called = {call.name for message in chat.messages[index:] for call in message.calls}
@@ -160,6 +161,12 @@ def lookup_first(chat: ChatView) -> bool:
                 if _needs_only_text(reader):
                     return True
     return False
+
+
+@lru_cache(maxsize=TOOLSETS_CACHED_MAX)
+def _writers(tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The tools of a list that change something."""
+    return tuple([tool for tool in tools if effect(tool) == "write"])
 
 
 def _demanded(chat: ChatView, text: str) -> list[Tool]:

@@ -107,14 +107,14 @@ class SessionState(msgspec.Struct, frozen=True, gc=False):
 
     def after(self, decision: Decision, chat: ChatView, *, applied: bool, stripped: bool = False) -> SessionState:
         """The state to keep when the request has gone out; the agent's part is filled in anew each time."""
-        turns = n_user_turns(chat)
         asked, length, skipped = self.asked_in_turn, self.asked_at_length, self.skipped_in_turn
+        turns = n_user_turns(chat) if applied or skipped else 0
         if applied and decision.label == "ASK":
             asked, length = turns, len(chat.messages)
         if applied and decision.label in ("ANSWER", "DECLINE"):
             skipped = turns
         elif turns != skipped:
-            skipped = 0
+            skipped = 0  # which it is where the turns were not counted
         return SessionState(
             asked_in_turn=asked,
             asked_at_length=length,
@@ -140,7 +140,7 @@ class SessionState(msgspec.Struct, frozen=True, gc=False):
 
 def n_user_turns(chat: ChatView) -> int:
     """Number of user messages."""
-    return sum(message.role == "user" for message in chat.messages)
+    return [message.role for message in chat.messages].count("user")
 
 
 def unscored(reason: str) -> Decision:

@@ -77,11 +77,11 @@ def pack_text(text: TextSignals, user: Sequence[float], n_columns: int) -> bytea
 
 
 def pack_tools(
-    toolset: ToolsetSignals, slate: Slate, ngrams: Sequence[F64Vector], next_tool: F32Matrix, mean: F32Matrix
+    toolset: ToolsetSignals, slate: Slate, ngrams: bytes | bytearray, next_tool: F32Matrix, mean: F32Matrix
 ) -> bytes:
     """The record of a tool list.
 
-    ngrams: for each tool (N_CLASSES,) float64, its name's share as the next tool. next_tool, mean: (dim, n_columns)
+    ngrams: (n, N_CLASSES) float64, the share of each tool's name as the next tool. next_tool, mean: (dim, n_columns)
     float32, the projections of a tool's vector and of their mean.
     """
     tools, n, dim = toolset.tools, len(toolset.tools), toolset.vectors.shape[1]
@@ -106,7 +106,7 @@ def pack_tools(
             slate.bias.astype(np.float64).tobytes(),
             np.array(toolset.shares, dtype=np.float64).tobytes(),
             np.array([tool.name_weight for tool in tools], dtype=np.float64).tobytes(),
-            np.array(ngrams, dtype=np.float64).tobytes(),
+            ngrams,
             slate.known_strength.astype(np.float64).tobytes(),
             postings.shares.tobytes(),
             np.ascontiguousarray(toolset.vectors).tobytes(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from whetherman_edge.router.fields import FieldReader
 from whetherman_edge.router.lexical import Stems, StemTable
 from whetherman_edge.router.table import RouterTable
 
@@ -129,6 +131,7 @@ class TextReader:
     def __init__(self, table: RouterTable) -> None:
         self._table = table
         self.stem_table = StemTable(table.artifact, table.vocab_size)
+        self._fields = FieldReader(table, self.stem_table)
         self._texts: OrderedDict[str, TextSignals] = OrderedDict()
         self._results: OrderedDict[str, ResultSignals] = OrderedDict()
         self.empty = TextSignals("", table, self.stem_table)
@@ -163,9 +166,9 @@ class TextReader:
             self._results.popitem(last=False)
         return found
 
-    def stems(self, text: str) -> Stems:
-        """Weighted stems of a short text, not cached here."""
-        return self.stem_table.weights(self._table.token_list(text, TOKENS_MAX))
+    def stems(self, texts: Sequence[str]) -> list[Stems]:
+        """Weighted stems of short texts, not cached here."""
+        return [stems for _, stems in self._fields.fields(texts, TOKENS_MAX)]
 
 
 def clip(text: str) -> str:
@@ -181,7 +184,7 @@ def clip(text: str) -> str:
 @lru_cache(maxsize=NAMES_CACHED_MAX)
 def name_words(name: str) -> str:
     """A tool or argument name as words: ``camelCase``, ``snake_case`` and ``dotted.names`` are split."""
-    return " ".join(_WORD.findall(_CAMEL.sub(" ", name)))
+    return " ".join(_WORD.findall(name if name.islower() else _CAMEL.sub(" ", name)))
 
 
 def literal_values(text: str) -> frozenset[str]:

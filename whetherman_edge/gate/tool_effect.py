@@ -49,6 +49,8 @@ _ALSO_NOUNS = frozenset(
     " tag star pin print text draft share invoice charge report copy run build release play view check count like open"
     " new end light switch lock scale print follow sign ring slack head tail cat archive backup import export".split()
 )
+_VERBS: dict[str, Effect] = {**dict.fromkeys(_READ_VERBS, "read"), **dict.fromkeys(_WRITE_VERBS, "write")}
+_PLAIN_VERBS = {verb: found for verb, found in _VERBS.items() if verb not in _ALSO_NOUNS}
 _EXECUTE_NAMES = frozenset("bash shell terminal exec powershell zsh subprocess".split())
 _EXECUTE_WHOLE = frozenset("sh cmd command console execute run run_command run_cmd execute_command run_shell".split())
 _QUESTION_NAMES = frozenset(
@@ -69,7 +71,7 @@ _TOOLS_CACHED = 4096
 
 def name_tokens(name: str) -> tuple[str, ...]:
     """Lower-case words of a tool name: ``mcp__git__listBranches`` -> ``mcp git list branches``."""
-    return tuple(match.lower() for match in _TOKEN.findall(name))
+    return tuple([match.lower() for match in _TOKEN.findall(name)])
 
 
 def singular(word: str) -> str:
@@ -93,16 +95,16 @@ def effect(tool: Tool) -> Effect:
     if joined in _EXECUTE_WHOLE or not _EXECUTE_NAMES.isdisjoint(tokens):
         return "execute"
     for token in tokens:
-        if token not in _ALSO_NOUNS:
-            found = _verb_effect(token)
-            if found is not None:
-                return found
-    first = _FIRST_WORD.search(tool.description)
-    if first is not None:
-        found = _verb_effect(first[0].lower()) or _verb_effect(singular(first[0].lower()))
+        found = _PLAIN_VERBS.get(token)
         if found is not None:
             return found
-    return _verb_effect(tokens[0]) or "unknown" if tokens else "unknown"
+    first = _FIRST_WORD.search(tool.description)
+    if first is not None:
+        word = first[0].lower()
+        found = _VERBS.get(word) or _VERBS.get(singular(word))
+        if found is not None:
+            return found
+    return _VERBS.get(tokens[0], "unknown") if tokens else "unknown"
 
 
 @lru_cache(maxsize=_TOOLS_CACHED)
@@ -123,18 +125,10 @@ def verbs(tool: Tool) -> frozenset[str]:
 def objects(tool: Tool) -> frozenset[str]:
     """What a tool is about: the words of its name that are no verbs, in the singular."""
     found = {singular(token) for token in name_tokens(tool.name) if token not in _GENERIC and len(token) > 2}
-    plain = {token for token in found if token in _ALSO_NOUNS or _verb_effect(token) is None}
+    plain = {token for token in found if token not in _PLAIN_VERBS}
     return frozenset(plain)
 
 
 def is_write_verb(word: str) -> bool:
     """True for a verb (base form) that changes something."""
     return word in _WRITE_VERBS
-
-
-def _verb_effect(word: str) -> Effect | None:
-    if word in _WRITE_VERBS:
-        return "write"
-    if word in _READ_VERBS:
-        return "read"
-    return None

@@ -91,41 +91,59 @@ class ToolReader:
         if found is not None:
             self._sets.move_to_end(key)
             return found
-        found = self._sets[key] = self.combined(tools, slate, key)
+        found = self._sets[key] = _combine(key, self._signals_of(tools), slate, embeds=True)
         if len(self._sets) > TOOLSETS_CACHED_MAX:
             self._sets.popitem(last=False)
         return found
 
     def combined(self, tools: Sequence[Tool], slate: Slate, key: bytes) -> ToolsetSignals:
-        """As ``toolset``, for a caller that keeps what it makes of it."""
-        return _combine(key, [self._tool(tool) for tool in tools], slate)
+        """As ``toolset``, for a caller that keeps what it makes of it and wants no ``embedded``."""
+        return _combine(key, self._signals_of(tools), slate, embeds=False)
 
-    def _tool(self, tool: Tool) -> ToolSignals:
-        found = self._tools.get(tool.key)
-        if found is not None:
-            self._tools.move_to_end(tool.key)
-            return found
-        name = name_words(tool.name)
-        arguments = [_argument(p.name) for p in tool.parameters]
-        words = " ".join([argument[0] for argument in arguments])
-        whole = f"{name} {tool.description[:DESCRIPTION_CHARS_MAX]} {words}"
-        required = [argument for argument, p in zip(arguments, tool.parameters, strict=True) if p.required]
-        kind = effect(tool)
-        name_stems = self._texts.stems(name)
-        found = self._tools[tool.key] = ToolSignals(
-            name=tool.name,
-            name_stems=name_stems,
-            name_weight=sum(name_stems.values()),
-            stems=self._texts.stems(whole),
-            required=tuple([names for _, names, _ in required]),
-            identifiers=tuple([names for _, names, identifies in required if identifies]),
-            n_parameters=len(arguments),
-            reads=kind == "read",
-            writes=kind in ("write", "execute"),
-        )
-        if len(self._tools) > TOOLS_CACHED_MAX:
-            self._tools.popitem(last=False)
+    def _signals_of(self, tools: Sequence[Tool]) -> list[ToolSignals]:
+        """Signals of tools, in order."""
+        known = self._tools
+        missing = {tool.key: tool for tool in tools if tool.key not in known}
+        fresh = dict(zip(missing, self._looked_at(list(missing.values())), strict=True)) if missing else {}
+        found: list[ToolSignals] = []
+        for tool in tools:
+            signals = known.get(tool.key) or fresh[tool.key]
+            known[tool.key] = signals
+            known.move_to_end(tool.key)
+            found.append(signals)
+        while len(known) > TOOLS_CACHED_MAX:
+            known.popitem(last=False)
         return found
+
+    def _looked_at(self, tools: Sequence[Tool]) -> list[ToolSignals]:
+        """Signals of tools not met before; their texts are read together."""
+        names = [name_words(tool.name) for tool in tools]
+        arguments = [[_argument(p.name) for p in tool.parameters] for tool in tools]
+        wholes = [
+            f"{name} {tool.description[:DESCRIPTION_CHARS_MAX]} {' '.join([words for words, _, _ in of_tool])}"
+            for tool, name, of_tool in zip(tools, names, arguments, strict=True)
+        ]
+        stems = self._texts.stems([*names, *wholes])
+        n = len(tools)
+        return [_signals(tool, arguments[t], name_stems=stems[t], stems=stems[n + t]) for t, tool in enumerate(tools)]
+
+
+def _signals(
+    tool: Tool, arguments: Sequence[tuple[str, frozenset[str], bool]], *, name_stems: Stems, stems: Stems
+) -> ToolSignals:
+    required = [argument for argument, p in zip(arguments, tool.parameters, strict=True) if p.required]
+    kind = effect(tool)
+    return ToolSignals(
+        name=tool.name,
+        name_stems=name_stems,
+        name_weight=sum(name_stems.values()),
+        stems=stems,
+        required=tuple([names for _, names, _ in required]),
+        identifiers=tuple([names for _, names, identifies in required if identifies]),
+        n_parameters=len(arguments),
+        reads=kind == "read",
+        writes=kind in ("write", "execute"),
+    )
 
 
 @lru_cache(maxsize=NAMES_CACHED_MAX)
@@ -135,12 +153,12 @@ def _argument(name: str) -> tuple[str, frozenset[str], bool]:
     return words, frozenset(words.lower().split()), _IDENTIFIER.search(name) is not None
 
 
-def _combine(key: bytes, tools: Sequence[ToolSignals], slate: Slate) -> ToolsetSignals:
+def _combine(key: bytes, tools: Sequence[ToolSignals], slate: Slate, *, embeds: bool) -> ToolsetSignals:
     n = len(tools)
     rows = slate.rows[:n].astype(np.float32)
     lengths = slate.norms[:n].astype(np.float32)
     vectors: F32Matrix = np.divide(rows, np.where(lengths > 0, lengths, np.float32(1.0))[:, None], dtype=np.float32)
-    empty = [not length for length in lengths.tolist()]
+    empty = [not length for length in lengths.tolist()] if embeds else []
     stems: Stems = {}
     name_stems: Stems = {}
     for tool in tools:
@@ -151,7 +169,9 @@ def _combine(key: bytes, tools: Sequence[ToolSignals], slate: Slate) -> ToolsetS
         tools=tuple(tools),
         index={tool.name: i for i, tool in enumerate(tools)},
         vectors=vectors,
-        embedded=tuple([Embedded(row, is_empty) for row, is_empty in zip(vectors, empty, strict=True)]),
+        embedded=tuple([Embedded(row, is_empty) for row, is_empty in zip(vectors, empty, strict=True)])
+        if embeds
+        else (),
         mean=Embedded(vectors.mean(axis=0), not vectors.any()),
         stems=stems,
         name_stems=name_stems,

@@ -60,11 +60,14 @@ class HashNgrams(Protocol):
 
 class GateKernels(msgspec.Struct, frozen=True):
     """The gate's hot path in C, as ``native/src/module_gate.c`` describes each function; the Python it follows is
-    ``router.table`` (word pieces), ``gate.records`` (text records), ``gate.heads`` and ``gate.features``.
+    ``router.table`` (word pieces), ``router.fields`` and ``router.prototype`` (tools), ``gate.records`` (text records),
+    ``gate.heads`` and ``gate.features``.
     """
 
     wordpiece_index_into: Callable[..., int]
     wordpiece_into: Callable[..., int | None]
+    token_fields: Callable[..., tuple[tuple[int, dict[int, float]], ...] | None]
+    tool_rows_into: Callable[..., int]
     text_record_into: Callable[..., int | None]
     ngram_fields_into: Callable[..., int]
     gate_forward: Callable[..., tuple[tuple[float, float, float, float], tuple[float, ...], int, float]]

@@ -24,7 +24,15 @@ _I32, _U32, _F64 = np.dtype(np.int32), np.dtype(np.uint32), np.dtype(np.float64)
 _F32 = np.dtype(np.float32)
 
 
-_GATE = ("wordpiece_index_into", "wordpiece_into", "text_record_into", "ngram_fields_into", "gate_forward")
+_GATE = (
+    "wordpiece_index_into",
+    "wordpiece_into",
+    "token_fields",
+    "tool_rows_into",
+    "text_record_into",
+    "ngram_fields_into",
+    "gate_forward",
+)
 
 
 def bind(isa: str) -> dict[str, Any]:

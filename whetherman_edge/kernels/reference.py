@@ -135,8 +135,10 @@ def cosine_i8(pooled: I32Vector, prototypes: I8Matrix, norms: F64Vector) -> F64V
 
 def norms_i8(prototypes: I8Matrix) -> F64Vector:
     """Euclidean norms of (n, dim) int8 rows, (n,) float64: what ``cosine_i8`` expects. Used when a slate is built."""
-    rows = _array(prototypes, "prototypes", np.int8, 2).astype(np.int64)
-    norms: F64Vector = np.sqrt((rows * rows).sum(axis=1).astype(np.float64))
+    rows = _array(prototypes, "prototypes", np.int8, 2)
+    # Below 2**24 float32 counts exactly, in any order: 1,024 squares of 128.
+    wide: npt.NDArray[Any] = rows.astype(np.float32 if rows.shape[1] <= 1024 else np.float64)
+    norms: F64Vector = np.sqrt(np.einsum("ij,ij->i", wide, wide).astype(np.float64))
     return norms
 
 

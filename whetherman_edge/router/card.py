@@ -19,6 +19,7 @@ NAME_CHARS_MAX: Final = 256
 OPTION_KEYS: Final = frozenset({"description", "examples", "parameters"})
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+_HUMP = re.compile(r"[A-Z0-9]")
 _BREAK = re.compile(r"[_\-./:\s]+")
 
 
@@ -42,7 +43,9 @@ class ToolCard(msgspec.Struct, frozen=True, gc=False):
 
 def spaced(name: str) -> str:
     """An identifier of any style as lower-case words."""
-    return " ".join(_BREAK.sub(" ", _CAMEL.sub(" ", name)).split()).lower()
+    if _HUMP.search(name) is not None:  # most names have none, and looking for borders is the dear part
+        name = _CAMEL.sub(" ", name)
+    return " ".join(_BREAK.sub(" ", name).split()).lower()
 
 
 def from_tool(tool: Tool) -> ToolCard:

@@ -66,22 +66,20 @@ class Postings:
     def __init__(self, fields: Sequence[Sequence[Stems]], weights: Sequence[tuple[float, float, float]]) -> None:
         """``fields[f][t]``: stems of field ``f`` of tool ``t``. ``weights[f]``: (covered, own, floor)."""
         self.n_tools = n = len(fields[0]) if fields else 0
-        places: list[npt.NDArray[np.int64]] = []
-        shares: list[F64Array] = []
-        for tools, (covered, own, floor) in zip(fields, weights, strict=True):
-            sizes = [len(stems) for stems in tools]
-            size = sum(sizes)
-            classes = np.fromiter(chain.from_iterable(tools), np.int64, size)
-            weight = np.fromiter(chain.from_iterable([stems.values() for stems in tools]), np.float64, size)
-            total = np.array([sum(stems.values()) + floor for stems in tools], dtype=np.float64)
-            places.append(classes * n + np.repeat(np.arange(n), sizes))
-            shares.append(np.stack([covered * weight, own * weight / np.repeat(total, sizes)]))
-        cells, cell = np.unique(np.concatenate(places) if places else np.zeros(0, np.int64), return_inverse=True)
-        parts = np.concatenate(shares, axis=1) if shares else np.zeros((2, 0))
+        flat = [stems for tools in fields for stems in tools]
+        sizes = [len(stems) for stems in flat]
+        size = sum(sizes)
+        classes = np.fromiter(chain.from_iterable(flat), np.int64, size)
+        weight = np.fromiter(chain.from_iterable([stems.values() for stems in flat]), np.float64, size)
+        covered, own, floor = np.array(weights, dtype=np.float64).reshape(-1, 3)[: len(fields)].repeat(n, axis=0).T
+        total = np.array([sum(stems.values()) for stems in flat], dtype=np.float64) + floor
+        parts = covered.repeat(sizes) * weight, own.repeat(sizes) * weight / total.repeat(sizes)
+        places = classes * n + np.tile(np.arange(n), len(fields)).repeat(sizes)
+        cells, cell = np.unique(places, return_inverse=True)
         # The index as arrays: cells [starts[i], starts[i + 1]) are those of stem class ``classes[i]``.
         owner, at = np.divmod(cells, max(n, 1))
-        classes, first = np.unique(owner, return_index=True)
-        self.classes = classes.astype(np.int32)
+        first = np.flatnonzero(np.diff(owner, prepend=-1))
+        self.classes = owner[first].astype(np.int32)
         self.starts = np.append(first, len(cells)).astype(np.int32)
         self.tools = at.astype(np.int32)
         # bincount adds in the order of the fields, as the sum above is written
