@@ -1,6 +1,9 @@
 """Single-turn items from public sets, for breadth: a query with the tool it was written for, and without it.
 
-python -m convert.gate_public --data FOLDER   (folders acebench, sealtools, self_instruct; writes convert/data)
+python -m convert.gate_public --data FOLDER [--few-tools]   (folders acebench, sealtools, self_instruct)
+
+Writes convert/data/gate_public.jsonl.xz, and with --few-tools gate_public_few.jsonl.xz: every query beside the one or
+two tools that it was written for, and beside one or two others, for agents that offer hardly more.
 
 With its tool among others the decision is ACT; with only the others it is DECLINE (ANSWER accepted: some queries are
 general knowledge). Instructions of self_instruct with tools that do not help are ANSWER. Used in training only, at a
@@ -22,6 +25,8 @@ from convert.gate_data import DATA
 ACEBENCH: Final = ("normal_single_turn_single_function", "normal_similar_api", "normal_preference")
 ACEBENCH_ATOMS: Final = ("bool", "enum", "list", "number", "object_deep", "object_short")
 OTHERS_MAX: Final = 7
+FEW_TOOLS_MAX: Final = 2
+FEW_TOOLS: Final = (1, 1, 1, 2)
 TYPES: Final = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array"}
 
 Function = dict[str, Any]
@@ -113,14 +118,36 @@ def items(folder: Path, seed: int = 0) -> Iterator[dict[str, Any]]:
         yield item(number, "instruct", query, tempting, ["ANSWER"])
 
 
+def few_tools_items(folder: Path, seed: int = 1) -> Iterator[dict[str, Any]]:
+    """Each query twice, beside its tool (or its two) and beside as many others; the same for the same files."""
+    rng = random.Random(seed)
+    queries = [("acebench", *row) for row in acebench(folder)] + [("sealtools", *row) for row in sealtools(folder)]
+    pool = {f["name"]: f for _, _, right, _ in queries for f in right}
+    names = sorted(pool)
+    for number, (source, query, right, _) in enumerate(queries):
+        own = {f["name"]: f for f in right}
+        if len(own) > FEW_TOOLS_MAX:
+            continue
+        size = max(len(own), rng.choice(FEW_TOOLS))
+        others = [pool[n] for n in rng.sample(names, 2 * FEW_TOOLS_MAX) if n not in own]
+        shown = [*own.values(), *others[: size - len(own)]]
+        rng.shuffle(shown)
+        for one in (
+            item(number, source, query, shown, ["ACT"]),
+            item(number, source, query, others[:size], ["DECLINE", "ANSWER"]),
+        ):
+            yield {**one, "id": f"{one['id']}-few"}
+
+
 def main() -> None:
-    """Read the sets, write convert/data/gate_public.jsonl.xz."""
+    """Read the sets, write the file."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--few-tools", action="store_true", help="write gate_public_few instead")
     options = parser.parse_args()
-    rows = list(items(options.data))
+    rows = list(few_tools_items(options.data) if options.few_tools else items(options.data))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path = DATA / "gate_public.jsonl.xz"
+    path = DATA / ("gate_public_few.jsonl.xz" if options.few_tools else "gate_public.jsonl.xz")
     path.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
     print(f"{len(rows)} items, {path.stat().st_size} bytes")
 

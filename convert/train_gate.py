@@ -1,6 +1,6 @@
 """Train the static gate on the dialogues and write its artifact.
 
-python -m convert.train_gate [--router FILE] [--out whetherman_edge/artifacts/gate_static.safetensors]
+python -m convert.train_gate [--router FILE] [--few-tools] [--out whetherman_edge/artifacts/gate_static.safetensors]
 
 Whole domains (one author each) are held out in turn; the blend, the calibration and the thresholds are fitted on the
 predictions for held-out domains only. Takes a few minutes on one core; features are cached in build/gate-cache.
@@ -20,6 +20,7 @@ from safetensors.numpy import save
 
 from convert import gate_heads as heads
 from convert.gate_data import Matrix, matrix_of, open_scorer, prefixes, read_dialogues, swapped_tools
+from convert.gate_few_tools import few_tools
 from convert.gate_metrics import FALSE_SKIPS_MAX, figures, fit_tau
 from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, SCALAR_NAMES
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, FORMAT, VERSION
@@ -96,6 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--router", type=Path, help="router artifact to train on (default: the packaged one)")
     parser.add_argument("--out", type=Path, default=DEFAULT_PATH)
+    parser.add_argument("--few-tools", action="store_true", help="also train on first turns cut to one or two tools")
     parser.add_argument("--keep", type=Path, metavar="NPZ", help="also write the held-out predictions there")
     options = parser.parse_args()
     scorer = open_scorer(options.router)
@@ -103,6 +105,8 @@ def main() -> None:
     extended = [*dialogues, *prefixes(dialogues), *read_dialogues("gate_public")]
     if heads.KIND_WEIGHTS["swapped"]:
         extended += swapped_tools(dialogues)
+    if options.few_tools:
+        extended += few_tools(dialogues)
     matrix = matrix_of(extended, scorer, "train")
     fold = folds_of(matrix)
     rows = np.flatnonzero(matrix.kind == "dialogue")
