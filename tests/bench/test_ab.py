@@ -21,12 +21,11 @@ from whetherman_edge.calibrate.probe import Probe
 from whetherman_edge.engine import Router, StaticEngine
 from whetherman_edge.profiles import schema
 from whetherman_edge.profiles.fit import Fit
+from whetherman_edge.profiles.risk import ALPHA
 from whetherman_edge.profiles.schema import Agent, EngineArtifact, Profile, Risk, Tau, serialize_profile
 
 MODEL = "scripted"
 ALONE = ("arithmetic", "computation", "knowledge")
-# Twice as strict as the default: at 5 % one needed step in twenty may be skipped, and these tests allow none.
-ALPHA = 0.025
 
 
 def needs_lookups(probe: Probe) -> bool:

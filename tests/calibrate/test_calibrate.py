@@ -22,7 +22,7 @@ from whetherman_edge.calibrate.episode import ANYTHING, Steer, run_episode
 from whetherman_edge.calibrate.labels import label, outcome
 from whetherman_edge.calibrate.plan import Item
 from whetherman_edge.calibrate.probe import Probe
-from whetherman_edge.calibrate.report import Report
+from whetherman_edge.calibrate.report import Report, text
 from whetherman_edge.calibrate.run_log import RunLine, RunLog, StepLine
 from whetherman_edge.calibrate.runner import Budget, Measured, Runner, Settings
 from whetherman_edge.cli import main
@@ -138,6 +138,12 @@ async def test_a_needy_agent_gets_thresholds_that_skip_what_is_not_needed(tmp_pa
         assert profile.tau.at("ANSWER", kind) is not None
     parse_profile(serialize_profile(profile), "fake")
     assert profile.payoff["call_s"] > 0.0
+    own = [item.probe for item in ITEMS if item.split == "calibrate"]
+    kinds = {(probe.kind, probe.generator) for probe in own if probe.reference.calls}
+    assert report.breadth is not None
+    assert report.breadth.first + report.breadth.later == len(kinds)
+    assert report.breadth.tools_max == max(len(probe.tools) for probe in own)
+    assert f"with up to {report.breadth.tools_max} tools" in text(report)
 
 
 async def test_refitting_gives_the_same_profile(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from whetherman_edge.calibrate.plan import Item
 from whetherman_edge.calibrate.report import (
     Report,
     Spent,
+    breadth_of,
     fitted_summary,
     label_table,
     more_time,
@@ -118,6 +119,7 @@ async def conclude(
         alpha=wanted.alpha,
         delta=wanted.delta,
         profile=made.profile if made is not None else None,
+        breadth=breadth_of(items, outcomes),
     )
 
 

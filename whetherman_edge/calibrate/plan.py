@@ -1,6 +1,6 @@
 """Which probe to run next when time is short. Pure.
 
-What a profile stands or falls with are needed steps of the calibration split: the bound wants about 50 of them for each
+What a profile stands or falls with are needed steps of the calibration split: the bound wants about 47 of them for each
 kind of step. So they come first, one kind before the other when the budget cannot pay for both; the fit, which leans on
 the shared gate, and the easy kinds, which show what a skip is worth, get a share all along. Generators whose tasks this
 agent cannot solve are put off, since a step that is lost either way proves nothing. Nothing here looks at the gate's

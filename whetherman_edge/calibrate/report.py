@@ -33,6 +33,16 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     judged_again: int = 0
 
 
+class Breadth(msgspec.Struct, frozen=True):
+    """What the proof rests on: kinds of task (generators) with a needed step, by kind of step, and the longest list of
+    tools among all of the calibration split.
+    """
+
+    first: int
+    later: int
+    tools_max: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. ``labels``: probes by split, kind, family and state. ``profile`` None: no profile was written, and
     ``reason`` says why. ``more``: what more time would buy, in sentences.
@@ -55,6 +65,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float
     delta: float
     profile: Profile | None = None
+    breadth: Breadth | None = None
+
+
+def breadth_of(items: Sequence[Item], outcomes: Mapping[str, Outcome]) -> Breadth:
+    """Of the calibration split."""
+    own = [
+        (item.probe, label(outcomes[item.probe.id]))
+        for item in items
+        if item.split == "calibrate" and item.probe.id in outcomes
+    ]
+    needed = {(probe.kind, probe.generator) for probe, made in own if made.proof}
+    return Breadth(
+        first=sum(kind == "first" for kind, _ in needed),
+        later=sum(kind == "later" for kind, _ in needed),
+        tools_max=max((len(probe.tools) for probe, _ in own), default=0),
+    )
 
 
 def label_table(items: Sequence[Item], outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
@@ -157,6 +183,11 @@ def text(report: Report) -> str:
         )
         for kind, threshold in report.fitted["thresholds"].items():
             lines.append(f"{kind:<15}{_threshold(threshold, report)}")
+        if report.breadth is not None:
+            lines.append(
+                f"breadth        needed steps of {report.breadth.first} kinds of task (first steps) and "
+                f"{report.breadth.later} (later ones), with up to {report.breadth.tools_max} tools"
+            )
     if report.payoff is not None:
         lines += [
             f"{'payoff' if not place else '':<15}{line}" for place, line in enumerate(explain(report.payoff, None))

@@ -33,7 +33,7 @@ DELTA: Final = 0.10
 GRID: Final[tuple[float, ...]] = tuple(round(1.0 - 0.01 * step, 2) for step in range(1, 100))
 """Thresholds on 1 - p(need), strictest first: 0.99 down to 0.01."""
 SKIPS: Final[tuple[Label, ...]] = ("ANSWER", "ASK", "DECLINE")
-FIRST_LOOK: Final = 0.8
+FIRST_LOOK: Final = 0.9
 """Part of delta that the first look spends; the next one spends this part of what is left, and so on."""
 _BISECTIONS: Final = 60
 
