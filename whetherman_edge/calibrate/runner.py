@@ -18,7 +18,7 @@ from whetherman_edge import __version__
 from whetherman_edge.calibrate import capability_probe, interventions, neighbours, rejudge
 from whetherman_edge.calibrate.agent import AgentClient, Reply
 from whetherman_edge.calibrate.capability_probe import Found
-from whetherman_edge.calibrate.episode import ANYTHING, run_episode
+from whetherman_edge.calibrate.episode import ANYTHING, STEPS_MAX, run_episode
 from whetherman_edge.calibrate.labels import Outcome, outcome, steered_label
 from whetherman_edge.calibrate.plan import Item, Plan
 from whetherman_edge.calibrate.probe import Probe
@@ -46,6 +46,9 @@ REPEATS_MAX: Final = 5
 """The same step so often in a row: small agents go on like that to the end, whatever the loop guard says."""
 COMPARISON_SHARE: Final = 0.2
 """Part of the budget that comparing interventions may take."""
+SPARE_STEPS: Final = 4
+"""Steps a run may take beyond the calls its task needs. What has not ended by then seldom ends well, and is the longest
+of all: eight steps of a small agent on a laptop are a minute."""
 FOCUS_BELOW: Final = 2.5
 """Runs a needed step takes, about: when the budget cannot pay for both kinds at this rate, one goes first."""
 
@@ -274,6 +277,7 @@ class Runner:
             item.probe,
             steer=steer,
             guarded=capability,
+            max_steps=min(STEPS_MAX, item.probe.hops + SPARE_STEPS),
             max_repeats=REPEATS_MAX,
             temperature=temperature,
             seed=index,
