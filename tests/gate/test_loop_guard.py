@@ -62,6 +62,29 @@ def test_a_call_that_steps_the_world_on_is_given_one_more_try() -> None:
     assert inspect(chat_of(user("louder"), *step({}, "ok", "volume_up") * 3, tools=[louder])).looping
 
 
+MAIL = tool("send_email", "Send an e-mail. It goes out at once.", ("to", "body"))
+
+
+def sent(*results: str, **arguments: str) -> Turns:
+    return [turn for text in results for turn in step({"to": "a@b.example", **arguments}, text, "send_email")]
+
+
+def test_the_same_mail_sent_again_and_again_is_a_loop_though_its_id_changes() -> None:
+    ids = [f"sent, message id out-{number}" for number in range(1, 5)]
+    looping = [inspect(chat_of(user("mail it"), *sent(*ids[:n]), tools=[MAIL])).looping for n in (1, 2, 3, 4)]
+    assert looping == [False, False, True, True]
+    assert inspect(chat_of(user("mail it"), *sent("sent", "sent"), tools=[MAIL])).looping
+
+
+def test_other_mails_and_other_reports_of_a_write_are_no_loop() -> None:
+    others = [turn for n in range(3) for turn in sent(f"sent, id {n}", body=str(n))]
+    assert not inspect(chat_of(user("mail them"), *others, tools=[MAIL])).looping
+    tried = sent("busy", "refused", "sent, id 1")
+    assert not inspect(chat_of(user("mail it"), *tried, tools=[MAIL])).looping
+    read = [turn for n in range(3) for turn in step({"query": "x"}, f"{n} %")]
+    assert not inspect(chat_of(user("wait"), *read, tools=[SEARCH])).looping, "reading may poll"
+
+
 def test_S03_pairs_by_order_where_ids_are_missing_or_repeated() -> None:
     call = {
         "role": "assistant",

@@ -2,11 +2,13 @@
 
 Small agents repeat a call 30 times (field case D13). A rule finds this without a model: the same name and canonical
 arguments have come back with the same result twice, and nothing new came back in between. An edit between two test runs
-is something new, and so is a result that changes (polling).
+is something new, and so is a result that changes (polling). What a write reports may change in its figures alone: the
+same mail, sent again, has another id. From the third time on that is a loop too.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -19,6 +21,9 @@ REPEATS_MIN = 2
 STEPPING_REPEATS_MIN = 3
 # A result that has changed before may change again: wait for more of the same.
 POLLING_REPEATS_MIN = 4
+# Marks the result of a write that differs from an earlier one in its figures alone.
+_ALIKE = "\0"
+_DIGITS = re.compile(r"\d+")
 
 
 class LoopReport(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +77,9 @@ def inspect(chat: ChatView) -> LoopReport:
     if repeats < REPEATS_MIN:
         return _QUIET
     last = steps[-1][-1]
-    polled = any(came[:2] == last[:2] and came.result != last.result for step in steps for came in step)
+    polled = not last.result.startswith(_ALIKE) and any(
+        came[:2] == last[:2] and came.result != last.result for step in steps for came in step
+    )
     return LoopReport(repeats=repeats, looping=repeats >= _repeats_needed(chat, last, polled=polled), tool=last.name)
 
 
@@ -82,6 +89,9 @@ def _steps(chat: ChatView) -> list[list[_Came]]:
     A result that belongs to no call is a step of its own, which repeats nothing.
     """
     waiting = OpenCalls()
+    called = {call.name for message in chat.messages[chat.last_user_index + 1 :] for call in message.calls}
+    writers = {tool.name for tool in chat.tools if tool.name in called and effect(tool) == "write"}
+    told: dict[_Came, str] = {}
     steps: list[list[_Came]] = []
     opened = True
     for index in range(chat.last_user_index + 1, len(chat.messages)):
@@ -92,12 +102,20 @@ def _steps(chat: ChatView) -> list[list[_Came]]:
         elif message.role == "tool":
             call = waiting.take(message.tool_call_id, message.tool_name)
             came = _Came("", str(index), "") if call is None else _Came(call.name, call.arguments, message.text)
+            if came.name in writers and came.arguments != "{}":
+                came = _alike(came, told)
             if opened or call is None:
                 steps.append([came])
             elif came not in steps[-1]:
                 steps[-1].append(came)
             opened = call is None
     return steps
+
+
+def _alike(came: _Came, told: dict[_Came, str]) -> _Came:
+    """The same for all results of a write that differ from the first one in their figures. told: those first ones."""
+    masked = came._replace(result=_ALIKE + _DIGITS.sub("0", came.result))
+    return came if told.setdefault(masked, came.result) == came.result else masked
 
 
 def _repeats_needed(chat: ChatView, last: _Came, *, polled: bool) -> int:
