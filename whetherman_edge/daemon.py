@@ -32,7 +32,7 @@ from whetherman_edge.proxy.app import App, Handler
 from whetherman_edge.proxy.endpoints import Health
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.guard import Guard, check_bind
-from whetherman_edge.proxy.http_server import HEAD_LINE_BYTES_MAX, HttpServer
+from whetherman_edge.proxy.http_server import HttpServer
 from whetherman_edge.proxy.page import Page
 from whetherman_edge.proxy.recording import Recorder
 from whetherman_edge.proxy.systemone import PATH as SYSTEMONE_PATH
@@ -47,8 +47,6 @@ from whetherman_edge.service.sockets import bind_tcp, bind_unix, unlink_unix
 
 log = logging.getLogger(__name__)
 
-# After a refused upload the rest is read and dropped for this long, so that the client sees the answer, not a reset.
-LINGER_S = 120.0
 # A request makes a few hundred containers that die by reference count; at Python's 700 each would bring a collection.
 GC_THRESHOLD = 5_000
 # A client that connected just before the drain has sent its request: it is in the kernel, and is served too.
@@ -397,15 +395,7 @@ async def _accepting(daemon: Daemon, listeners: Sequence[socket.socket]) -> Asyn
     """Accept connections inside the block; drain after it."""
     app = daemon.app
     loop = asyncio.get_running_loop()
-    server = HttpServer(
-        app.handle,
-        handler_cancellation=True,  # a client that goes away cancels its handler, which aborts the upstream
-        access_log=None,
-        auto_decompress=False,
-        lingering_time=LINGER_S,
-        max_line_size=HEAD_LINE_BYTES_MAX,
-        max_field_size=HEAD_LINE_BYTES_MAX,
-    )
+    server = HttpServer(app.handle)
     servers = []
     for listener in listeners:
         if listener.family == socket.AF_UNIX:

@@ -260,11 +260,11 @@ def test_R07_R18_server_tools_and_images() -> None:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"Authorization": "Bearer sk-ant-oat01-abc"}, True),
-        ({"Authorization": "bearer eyJhbGciOi.eyJzdWIiOi.c2ln"}, True),
+        ({"authorization": "Bearer sk-ant-oat01-abc"}, True),
+        ({"authorization": "bearer eyJhbGciOi.eyJzdWIiOi.c2ln"}, True),
         ({"anthropic-beta": "claude-code-20250219,oauth-2025-04-20"}, True),
         ({"chatgpt-account-id": "a"}, True),
-        ({"Authorization": "Bearer sk-proj-1", "anthropic-beta": "context-1m"}, False),
+        ({"authorization": "Bearer sk-proj-1", "anthropic-beta": "context-1m"}, False),
         ({"x-api-key": "sk-ant-api03"}, False),
         ({}, False),
     ],

@@ -261,7 +261,7 @@ async def serve(
     )
     gated = {path: functools.partial(exchange.chat, dialect=dialect) for path, dialect in PATHS.items()}
     app = App(guard=Guard(host=config.host), counters=counters, own={}, gated=gated, relay=exchange.relay)
-    server = HttpServer(app.handle, handler_cancellation=True, access_log=None, auto_decompress=False)
+    server = HttpServer(app.handle)
     listener = socket.create_server((config.host, 0))
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(upstream.close)

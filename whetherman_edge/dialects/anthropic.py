@@ -127,10 +127,13 @@ def write(body: bytes, chat: ChatView, intervention: Intervention) -> bytes:
 
 
 def subscription(headers: Mapping[str, str]) -> bool:
-    """True for a request with a subscription's credentials (OAuth) in place of an API key: it is never edited."""
+    """True for a request with a subscription's credentials (OAuth) in place of an API key: it is never edited.
+
+    headers: by lower-case name.
+    """
     if "oauth-" in headers.get("anthropic-beta", "") or "chatgpt-account-id" in headers:
         return True
-    token = headers.get("Authorization", "").strip()
+    token = headers.get("authorization", "").strip()
     token = token[7:].strip() if token[:7].lower() == "bearer " else token
     return token.startswith("sk-ant-oat") or (token.startswith("eyJ") and token.count(".") >= 2)
 

@@ -9,19 +9,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from aiohttp.web_request import BaseRequest
-from aiohttp.web_response import StreamResponse
-
 from whetherman_edge.dialects.registry import error_shape
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy import page
 from whetherman_edge.proxy.guard import Guard
 from whetherman_edge.proxy.relay import Reply
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.upstream import Headers
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[BaseRequest, Reply], Awaitable[Reply]]
+Handler = Callable[[Request, Reply], Awaitable[Reply]]
 
 # Probes carry no key, and say nothing that needs one; nor do the static files of the page.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", *page.FILES})
@@ -30,7 +28,7 @@ _CORS_EXPOSED += b"x-whetherman-engine, x-whetherman-ms"
 
 
 class App:
-    """aiohttp's request handler.
+    """What ``HttpServer`` hands each request to.
 
     ``own``: (method, path) to handler, for what is ours. ``gated``: POST path to handler. ``relay``: all the rest.
     ``active``: how many requests are being served.
@@ -92,12 +90,12 @@ class App:
         self._own[method, path] = handler
         self._own_paths |= {path}
 
-    async def handle(self, request: BaseRequest) -> StreamResponse:
-        """Serve one request; aiohttp gets back a Reply that is already written."""
+    async def handle(self, request: Request) -> bool:
+        """Serve one request; returns whether its connection may serve another one."""
         reply = Reply(request)
         self._replies.add(reply)
         self._idle.clear()
-        reply.error_shape = error_shape(request.rel_url.raw_path)
+        reply.error_shape = error_shape(request.path)
         if self.draining:
             reply.keep_alive = False
         try:
@@ -122,21 +120,22 @@ class App:
             if not self._replies:
                 self._idle.set()
         self._counters.add("responses_total", (("status", f"{reply.status // 100}xx"),))
-        return reply  # type: ignore[return-value]  # what aiohttp needs of a response is listed in Reply's docstring
+        return reply.keep_alive
 
-    async def _serve(self, request: BaseRequest, reply: Reply) -> Reply:
-        path = request.rel_url.raw_path
-        over_tcp = not isinstance(request._transport_sockname, (str, bytes))
-        origin = request.headers.get("Origin")
+    async def _serve(self, request: Request, reply: Reply) -> Reply:
+        path = request.path
+        origin = request.headers.get("origin")
         if origin is not None and self._guard.origin_allowed(origin):
             reply.extra = _cors(origin)
             reply.cross_origin = True
-            if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
+            if request.method == "OPTIONS" and "access-control-request-method" in request.headers:
                 return await self._preflight(request, reply)
-        refusal = self._guard.check(request.headers, over_tcp=over_tcp, needs_key=path not in OPEN_PATHS)
+        refusal = self._guard.check(
+            request.headers, over_tcp=request.connection.over_tcp, needs_key=path not in OPEN_PATHS
+        )
         if refusal is not None:
             log.warning("event=refused status=%d code=%s path=%s", refusal.status, refusal.code, _logged_path(request))
-            if request.body_exists:
+            if request.has_body:
                 reply.keep_alive = False
             return await reply.send_error(refusal.status, refusal.reason, refusal.message, refusal.kind, refusal.code)
         if request.method == "CONNECT" or _offers_websocket(request):
@@ -167,8 +166,8 @@ class App:
             return await page.missing(request, reply)
         return await self._relay(request, reply)
 
-    async def _preflight(self, request: BaseRequest, reply: Reply) -> Reply:
-        wanted = request.headers.get("Access-Control-Request-Headers", "")
+    async def _preflight(self, request: Request, reply: Reply) -> Reply:
+        wanted = request.headers.get("access-control-request-headers", "")
         headers = [
             (b"Access-Control-Allow-Methods", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
             (b"Access-Control-Allow-Headers", wanted.encode("utf-8", "surrogateescape") or b"*"),
@@ -185,13 +184,13 @@ def _cors(origin: str) -> Headers:
     ]
 
 
-def _offers_websocket(request: BaseRequest) -> bool:
-    if "Upgrade" not in request.headers:
+def _offers_websocket(request: Request) -> bool:
+    if "upgrade" not in request.headers:
         return False
-    offers = ",".join(request.headers.getall("Upgrade"))
+    offers = ",".join(request.all_of("upgrade"))
     return any(offer.strip().lower().partition("/")[0] == "websocket" for offer in offers.split(","))
 
 
-def _logged_path(request: BaseRequest) -> str:
+def _logged_path(request: Request) -> str:
     """The path without its query, which may hold a key (field case O10)."""
-    return request.rel_url.raw_path[:200]
+    return request.path[:200]

@@ -9,11 +9,10 @@ each ends the connection.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from whetherman_edge.proxy.sending import Sending
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -22,14 +21,13 @@ Headers = list[tuple[bytes, bytes]]
 HEAD_BYTES_MAX = 256 << 10
 # Body bytes that wait for a slow client before the upstream is asked to wait as well.
 BUFFERED_BYTES_MAX = 128 << 10
-_LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 class BadResponse(ConnectionError):
     """The upstream sent what is no HTTP response, or none that can be passed on. The text quotes nothing of it."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(Sending):
     """One socket to the upstream.
 
     ``begin``, write the request, ``head``, then ``read`` until ``complete``; then ``begin`` again if ``reusable``.
@@ -41,19 +39,15 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_busy",
         "_chunks",
-        "_drained",
         "_failure",
         "_head_only",
         "_idle_timeout_s",
-        "_loop",
-        "_lost",
         "_n_buffered",
         "_n_unproductive",
         "_parser",
         "_paused",
         "_refusal",
         "_should_close",
-        "_transport",
         "_until_close",
         "_waiter",
         "answered",
@@ -65,14 +59,11 @@ class Connection(asyncio.Protocol):
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
         # What llhttp forgives here changes no framing: a lone LF ends a line, blanks may follow a chunk's size.
         self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
-        self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
-        self._lost = False
         self._should_close = False
         self.idle_since_s = 0.0
         self._reset_state()
@@ -114,14 +105,9 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = now_s
 
     @property
-    def connected(self) -> bool:
-        """Bytes can still be sent."""
-        return not self._lost and self._transport is not None and not self._transport.is_closing()
-
-    @property
     def reusable(self) -> bool:
         """The last response ended exactly where it had to, and both sides are willing to go on."""
-        transport = self._transport
+        transport = self.transport
         return (
             self.complete
             and not self._chunks
@@ -136,19 +122,6 @@ class Connection(asyncio.Protocol):
     def at_end(self) -> bool:
         """The body ended properly and all of it has been read."""
         return self.complete and not self._chunks
-
-    def write(self, data: bytes) -> None:
-        """Send request bytes. Raises ConnectionResetError when the connection has gone."""
-        if not self.connected or self._transport is None:
-            raise ConnectionResetError("the connection was closed")
-        self._transport.write(data)
-
-    async def drain(self) -> None:
-        """Wait while the upstream takes no more bytes. Raises ConnectionResetError when the connection goes."""
-        if self._lost:
-            raise ConnectionResetError("the connection was closed")
-        if self._drained is not None:
-            await self._drained
 
     async def head(self) -> None:
         """Wait for the final response head, past informational ones.
@@ -180,26 +153,9 @@ class Connection(asyncio.Protocol):
         self._n_buffered = 0
         if self._paused:
             self._paused = False
-            if self._transport is not None:
-                self._transport.resume_reading()
+            if self.transport is not None:
+                self.transport.resume_reading()
         return data
-
-    def close(self) -> None:
-        """Close, after what is written has been sent."""
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def reset(self) -> None:
-        """Abort with a TCP reset: an end behind request bytes that the upstream does not read would not reach it."""
-        connected = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if connected is not None and connected.family != socket.AF_UNIX:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-        self.abort()
 
     async def _wait(self) -> None:
         """Wait for the next news. Raises TimeoutError when none comes within ``idle_timeout_s``."""
@@ -229,9 +185,6 @@ class Connection(asyncio.Protocol):
 
     # ---- for the event loop --------------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not asyncio's by inheritance
-
     def data_received(self, data: bytes) -> None:
         if not self._busy or self._parser is None:  # nothing was asked
             self._should_close = True
@@ -255,20 +208,15 @@ class Connection(asyncio.Protocol):
                 return
         else:
             self._n_unproductive = 0
-        if self._n_buffered > BUFFERED_BYTES_MAX and not self._paused and self._transport is not None:
+        if self._n_buffered > BUFFERED_BYTES_MAX and not self._paused and self.transport is not None:
             self._paused = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         if self.status:
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
+        super().connection_lost(exc)
         self._parser = None  # it holds our bound methods: a cycle
-        if self._drained is not None:
-            if not self._drained.done():
-                self._drained.set_exception(ConnectionResetError("the connection was closed"))
-                self._drained.exception()  # seen, also when nobody waits
-            self._drained = None
         if not self.complete and self._failure is None:
             if self._until_close and exc is None:  # a reset is not an end (field case S11)
                 self.complete = True
@@ -277,16 +225,6 @@ class Connection(asyncio.Protocol):
                 cause = exc if isinstance(exc, OSError) else None
                 self._failure = cause or ConnectionResetError("the connection was closed")
         self._wake()
-
-    def pause_writing(self) -> None:
-        if self._drained is None:
-            self._drained = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        if self._drained is not None:
-            if not self._drained.done():
-                self._drained.set_result(None)
-            self._drained = None
 
     # ---- for the parser ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects import registry
 from whetherman_edge.dialects.json_spans import VALUES_MAX, refuse_crowded
@@ -16,6 +15,7 @@ from whetherman_edge.gate.verdict import LABELS
 from whetherman_edge.proxy.exchange import answer_expect
 from whetherman_edge.proxy.gating import Gating, Ruling
 from whetherman_edge.proxy.relay import Reply, read_body
+from whetherman_edge.proxy.request import Request
 
 PATH = "/v1/decide"
 
@@ -72,9 +72,9 @@ class DecideEndpoint:
         self._gating = gating
         self._body_bytes_max = body_bytes_max
 
-    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: Request, reply: Reply) -> Reply:
         """200 with a Record; 400 for what is no JSON, 413, 422 for JSON that is no chat body."""
-        await answer_expect(request)
+        answer_expect(request)
         body, whole = await read_body(request, self._body_bytes_max)
         if not whole:
             reply.keep_alive = False
@@ -92,7 +92,7 @@ class DecideEndpoint:
 
 async def decide(gating: Gating, headers: Mapping[str, str], body: bytes, identity: Any = None) -> Record:
     """The Record of one chat body. ``headers``: the request's, for mode and profile. Raises RequestError."""
-    if "Content-Encoding" not in headers:
+    if "content-encoding" not in headers:
         check(body)
     ruling = await gating.rule(headers, body, registry.of_body(body))
     problem = _UNREADABLE.get(ruling.decision.reason)

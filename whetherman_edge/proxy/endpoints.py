@@ -8,11 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from aiohttp.web_request import BaseRequest
-
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.learned import Learned
 from whetherman_edge.proxy.relay import Reply
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.upstream import Upstream
 
 # A probe every second from several places must not become a connection storm against the model server.
@@ -51,18 +50,18 @@ class Health:
         self._checked_at_s = -READY_CACHE_S
         self._checking = asyncio.Lock()
 
-    async def livez(self, _request: BaseRequest, reply: Reply) -> Reply:
+    async def livez(self, _request: Request, reply: Reply) -> Reply:
         """200 while the process serves."""
         return await reply.send_json(200, "OK", {"status": "ok"})
 
-    async def readyz(self, _request: BaseRequest, reply: Reply) -> Reply:
+    async def readyz(self, _request: Request, reply: Reply) -> Reply:
         """200 when the upstream accepts connections and the gate can judge; else 503 with the causes."""
         causes = await self._causes()
         if causes:
             return await reply.send_json(503, "Service Unavailable", {"status": "unready", "causes": causes})
         return await reply.send_json(200, "OK", {"status": "ok"})
 
-    async def health(self, _request: BaseRequest, reply: Reply) -> Reply:
+    async def health(self, _request: Request, reply: Reply) -> Reply:
         """Always 200: version, upstream and its kind, and what ``/readyz`` would say."""
         causes = await self._causes()
         value = {
@@ -76,7 +75,7 @@ class Health:
         }
         return await reply.send_json(200, "OK", value)
 
-    async def metrics(self, _request: BaseRequest, reply: Reply) -> Reply:
+    async def metrics(self, _request: Request, reply: Reply) -> Reply:
         """Prometheus text."""
         self._count()
         self._counters.set_gauge("resident_bytes_max", peak_resident_bytes(), "peak resident memory of the daemon")

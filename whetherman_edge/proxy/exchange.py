@@ -11,8 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterable, Callable
 
-from aiohttp.web_request import BaseRequest
-
 from whetherman_edge.dialects.dialect import Dialect
 from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.errors import UpstreamMissing, UpstreamReset
@@ -23,6 +21,7 @@ from whetherman_edge.proxy.persuasion import Answer, Persuasion
 from whetherman_edge.proxy.recording import Recorder
 from whetherman_edge.proxy.relay import BodyStream, Reply, forwardable, read_body, relay
 from whetherman_edge.proxy.repairs import Repairs
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, Upstream, UpstreamResponse
 
@@ -111,7 +110,7 @@ class Exchange:
         self._upstream_api_key = upstream_api_key
         self._recorder = recorder
 
-    async def chat(self, request: BaseRequest, reply: Reply, dialect: Dialect = OPENAI_CHAT) -> Reply:
+    async def chat(self, request: Request, reply: Reply, dialect: Dialect = OPENAI_CHAT) -> Reply:
         """One chat request, in whatever dialect."""
         started_s = time.perf_counter()
         body = await self._receive(request)  # bytes, or what is too large for the gate, as a stream
@@ -138,7 +137,7 @@ class Exchange:
         return reply
 
     async def _alongside(
-        self, request: BaseRequest, reply: Reply, body: bytes, judging: _Judging, dialect: Dialect, started_s: float
+        self, request: Request, reply: Reply, body: bytes, judging: _Judging, dialect: Dialect, started_s: float
     ) -> Reply:
         """A request that goes out as it came: the model starts at once, it is judged meanwhile."""
         try:
@@ -163,17 +162,17 @@ class Exchange:
         self._conclude(answer, reply, fault, started_s)
         return reply
 
-    async def relay(self, request: BaseRequest, reply: Reply) -> Reply:
+    async def relay(self, request: Request, reply: Reply) -> Reply:
         """Relay a request that is none of the gate's business: any method, path, query and body."""
         body: Body
         length = request.content_length
-        if not request.body_exists:
+        if not request.has_body:
             body = b""
         elif length is not None and length <= WHOLE_BODY_BYTES_MAX:
-            await answer_expect(request)
+            answer_expect(request)
             body, _ = await read_body(request, WHOLE_BODY_BYTES_MAX)
         else:
-            await answer_expect(request)
+            answer_expect(request)
             body = BodyStream(request)
         try:
             response = await self.send(request, body)
@@ -183,7 +182,7 @@ class Exchange:
 
     async def send(
         self,
-        request: BaseRequest,
+        request: Request,
         body: Body,
         *,
         encoded: bool = True,
@@ -205,7 +204,7 @@ class Exchange:
             _add_key(headers, self._upstream_api_key)
         chunked = length is None and request.content_length is None
         return await self._upstream.send(
-            request.method, request_target(request), headers, body, chunked=chunked, meanwhile=meanwhile
+            request.method, request.target, headers, body, chunked=chunked, meanwhile=meanwhile
         )
 
     async def pass_on(self, response: UpstreamResponse, reply: Reply, held: bytes = b"") -> Reply:
@@ -224,18 +223,18 @@ class Exchange:
         )
         return await reply.send_error(502, "Bad Gateway", message, "upstream_error", f"upstream_{kind}")
 
-    async def _receive(self, request: BaseRequest) -> bytes | BodyStream:
+    async def _receive(self, request: Request) -> bytes | BodyStream:
         length = request.content_length
         if length is not None and length > self._body_bytes_max:
             stream = BodyStream(request, bytes_max=self._body_bytes_max)
             stream.too_large = True
             return stream
-        await answer_expect(request)
+        answer_expect(request)
         body, whole = await read_body(request, self._gate_body_bytes_max)
         return body if whole else BodyStream(request, body, self._body_bytes_max)
 
     async def _large(
-        self, request: BaseRequest, reply: Reply, body: BodyStream, dialect: Dialect, started_s: float
+        self, request: Request, reply: Reply, body: BodyStream, dialect: Dialect, started_s: float
     ) -> Reply:
         """A body over the gate's limit streams through ungated; one over the hard cap is refused (field case S09)."""
         ruling = Ruling(decision=policy.unscored("bypass:oversize"), mode="off", ms=0.0)
@@ -331,19 +330,10 @@ class Exchange:
         )
 
 
-def request_target(request: BaseRequest) -> bytes:
-    """The request target as the client wrote it: raw escapes, query and all; origin form also for a proxy-style one."""
-    target: str = request._message.path
-    if not target.startswith("/") and "://" in target:
-        target = "/" + target.split("://", 1)[1].partition("/")[2]
-    return target.encode("utf-8", "surrogateescape")
-
-
-async def answer_expect(request: BaseRequest) -> None:
+def answer_expect(request: Request) -> None:
     """Send 100 Continue to a client that waits for it before it sends the body (RFC 9110 section 10.1.1)."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # nothing of the final response has gone out
+    if request.headers.get("expect", "").lower() == "100-continue" and request.version >= (1, 1):
+        request.connection.proceed()
 
 
 def _add_key(headers: Headers, key: str) -> None:

@@ -193,7 +193,7 @@ class Gating:
         return self._config.strip_unsupported
 
     async def rule(self, headers: Mapping[str, str], body: bytes, dialect: Dialect = OPENAI_CHAT) -> Ruling:
-        """Rule on one request. Never raises but for cancellation."""
+        """Rule on one request. ``headers``: by lower-case name. Never raises but for cancellation."""
         begun = self.begin(headers, body, dialect)
         return begun if isinstance(begun, Ruling) else await begun.ruling()
 
@@ -245,7 +245,7 @@ class Gating:
     def _view(self, headers: Mapping[str, str], body: bytes, dialect: Dialect) -> tuple[bytes, ChatView] | str:
         """The body without its content coding, and the view of it; or the reason why there is none."""
         try:
-            plain = inflate(body, headers.get("Content-Encoding", ""), self._config.gate_body_bytes_max)
+            plain = inflate(body, headers.get("content-encoding", ""), self._config.gate_body_bytes_max)
             refuse_crowded(plain)
             return plain, dialect.view(plain, self._tools)
         except Refusal:

@@ -51,8 +51,11 @@ class Guard:
         self._known_hosts: set[str] = set()
 
     def check(self, headers: Mapping[str, str], *, over_tcp: bool, needs_key: bool = True) -> Refusal | None:
-        """Judge one request. ``over_tcp``: a Unix socket has no Host to rebind, its file mode guards it."""
-        host = headers.get("Host")
+        """Judge one request.
+
+        ``headers``: by lower-case name. ``over_tcp``: a Unix socket has no Host to rebind, its file mode guards it.
+        """
+        host = headers.get("host")
         if over_tcp and host is not None and host not in self._known_hosts and not self._host_allowed(host):
             return Refusal(
                 403,
@@ -62,7 +65,7 @@ class Guard:
                 "permission_error",
                 "foreign_host",
             )
-        origin = headers.get("Origin")
+        origin = headers.get("origin")
         if origin is not None and not self.origin_allowed(origin):
             return Refusal(
                 403,
@@ -116,7 +119,7 @@ class Guard:
         return allowed
 
     def _key_given(self, headers: Mapping[str, str]) -> bool:
-        bearer = headers.get("Authorization", "")
+        bearer = headers.get("authorization", "")
         scheme, _, token = bearer.partition(" ")
         given = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":

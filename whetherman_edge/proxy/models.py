@@ -16,7 +16,6 @@ import logging
 from collections.abc import Mapping
 
 import msgspec
-from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.dialects.system_one_answer import MODELS
@@ -24,6 +23,7 @@ from whetherman_edge.errors import UpstreamMissing
 from whetherman_edge.proxy.exchange import Exchange
 from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.relay import Reply
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.upstream import UpstreamResponse
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Models:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: Request, reply: Reply) -> Reply:
         """One GET (or HEAD, which is relayed)."""
         for_system_one = speaks_system_one(request.headers)
         try:
@@ -100,7 +100,7 @@ def speaks_system_one(headers: Mapping[str, str]) -> bool:
     """True for clients of the System One API: the official SDKs by their headers, others by their User-Agent."""
     if any(name in headers for name in _SDK_HEADERS):
         return True
-    return headers.get("User-Agent", "").lower().startswith(_SDK_AGENTS)
+    return headers.get("user-agent", "").lower().startswith(_SDK_AGENTS)
 
 
 def merge(body: bytes, encoding: str = "") -> bytes | None:

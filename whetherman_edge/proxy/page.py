@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from importlib import resources
 from typing import Any
 
-from aiohttp.web_request import BaseRequest
-
 from whetherman_edge.proxy.relay import Reply
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.upstream import Headers
 
 log = logging.getLogger(__name__)
@@ -57,12 +56,12 @@ class Page:
         """(method, path) to handler."""
         return {**{("GET", path): self.file for path in FILES}, ("GET", DATA): self.data}
 
-    async def file(self, request: BaseRequest, reply: Reply) -> Reply:
+    async def file(self, request: Request, reply: Reply) -> Reply:
         """One of the static files."""
-        path = request.rel_url.raw_path
+        path = request.path
         return await reply.send(200, "OK", self._files[path], [(b"Content-Type", FILES[path][1]), *SECURITY])
 
-    async def data(self, request: BaseRequest, reply: Reply) -> Reply:
+    async def data(self, request: Request, reply: Reply) -> Reply:
         """What the page shows, as JSON; 503 while the ledger cannot be read."""
         asked = {key: value[:QUERY_CHARS_MAX] for key, value in request.query.items()}
         try:
@@ -74,7 +73,7 @@ class Page:
         return await reply.send_json(200, "OK", value, SECURITY)
 
 
-async def missing(_request: BaseRequest, reply: Reply) -> Reply:
+async def missing(_request: Request, reply: Reply) -> Reply:
     """404 for every other path below ours: none of them is the upstream's."""
     message = f"expected {PREFIX} or one of its files"
     return await reply.send_error(404, "Not Found", message, "invalid_request_error", "not_found")

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Awaitable, Collection
 from typing import Protocol
 
-from aiohttp.web_request import BaseRequest
-
 from whetherman_edge.dialects.dialect import Dialect
 from whetherman_edge.dialects.registry import OPENAI_CHAT
 from whetherman_edge.dialects.system_one import Refusal
@@ -22,6 +20,7 @@ from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating, Ruling
 from whetherman_edge.proxy.inflate import StreamInflater, inflate
 from whetherman_edge.proxy.reply_watch import StreamWatch, judge_reply
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.tool_refusal import read_refusal
 from whetherman_edge.proxy.upstream import UpstreamResponse
@@ -58,7 +57,7 @@ class Send(Protocol):
     """``Exchange.send``."""
 
     def __call__(
-        self, request: BaseRequest, body: bytes, *, encoded: bool = True, edited: bool = False
+        self, request: Request, body: bytes, *, encoded: bool = True, edited: bool = False
     ) -> Awaitable[UpstreamResponse]: ...
 
 
@@ -71,7 +70,7 @@ class Persuasion:
         self._counters = counters
 
     async def ask(
-        self, request: BaseRequest, body: bytes, sent: bytes, ruling: Ruling, dialect: Dialect = OPENAI_CHAT
+        self, request: Request, body: bytes, sent: bytes, ruling: Ruling, dialect: Dialect = OPENAI_CHAT
     ) -> Answer:
         """Send ``sent``; ``body``: the client's own bytes. Raises UpstreamMissing."""
         plan = ruling.plan
@@ -110,7 +109,7 @@ class Persuasion:
         return self._steered(Answer(response, ruling, held, dialect), body, sent)
 
     async def _without_tools(
-        self, request: BaseRequest, response: UpstreamResponse, ruling: Ruling, dialect: Dialect
+        self, request: Request, response: UpstreamResponse, ruling: Ruling, dialect: Dialect
     ) -> tuple[bytes, Answer | None]:
         """What was read of an error, and the answer without tools where it says that the model takes none.
 

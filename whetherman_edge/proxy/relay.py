@@ -6,17 +6,14 @@ Bodies are never decoded or re-encoded here; chunks go out as they come in. What
 
 from __future__ import annotations
 
-import socket
-import struct
 from collections.abc import AsyncIterator, Iterable
 
 import msgspec
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects.dialect import ErrorShape
 from whetherman_edge.dialects.error_shapes import openai_error
 from whetherman_edge.proxy.departure import DepartureWatch
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
 
@@ -34,8 +31,8 @@ _NEVER_NAMED = frozenset(
 # answered here, x-session-id names a session of ours. Names under OUR_PREFIX are dropped as well.
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"origin", b"expect", b"x-session-id"}
 OUR_PREFIX = b"x-whetherman-"
+_PREFIX_CHARS = len(OUR_PREFIX)
 _NO_BODY_STATUS = frozenset({204, 304})
-_LINGER_RESET = struct.pack("ii", 1, 0)
 _LENGTH_CHARS = len(b"content-length")
 _JSON = (b"Content-Type", b"application/json")
 
@@ -53,7 +50,7 @@ def forwardable(headers: Iterable[tuple[bytes, bytes]], body_bytes: int | None, 
         key = name.lower()
         if key == b"connection":
             named |= _tokens(value)
-        if key in NOT_FORWARDED or key.startswith(OUR_PREFIX):
+        if key in NOT_FORWARDED or key[:_PREFIX_CHARS] == OUR_PREFIX:
             continue
         if key == b"content-length":
             has_length = True
@@ -76,7 +73,7 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
         key = name.lower()
         if key == b"connection":
             named |= _tokens(value)
-        if key not in HOP_BY_HOP and not key.startswith(OUR_PREFIX):
+        if key not in HOP_BY_HOP and key[:_PREFIX_CHARS] != OUR_PREFIX:
             kept.append((name, value))
     return _without(kept, named)
 
@@ -85,18 +82,16 @@ class Reply:
     """The response to one client request, written as it comes to be.
 
     ``extra``: headers of ours; ``cross_origin``: among them those that let a page of another origin read it.
-
-    It is also what the handler returns to aiohttp's server, which calls ``prepare`` and ``write_eof`` on it (nothing
-    is left to do by then) and reads ``keep_alive``.
+    ``keep_alive``: whether the connection may serve another request after it.
     """
 
     __slots__ = (
         "_chunked",
+        "_connection",
         "_framed",
         "_head",
         "_head_only",
-        "_request",
-        "_writer",
+        "_version",
         "cross_origin",
         "error_shape",
         "extra",
@@ -104,9 +99,9 @@ class Reply:
         "status",
     )
 
-    def __init__(self, request: BaseRequest, *, extra: Headers | None = None) -> None:
-        self._request = request
-        self._writer: AbstractStreamWriter = request.writer
+    def __init__(self, request: Request, *, extra: Headers | None = None) -> None:
+        self._connection = request.connection
+        self._version = request.version
         self._chunked = False
         self._framed = True
         self._head = b""
@@ -150,14 +145,14 @@ class Reply:
         if body_bytes is not None and status not in _NO_BODY_STATUS:
             lines.append(b"Content-Length: %d" % body_bytes)
         if not sized and not bodyless:
-            if self._request.version >= (1, 1):
+            if self._version >= (1, 1):
                 self._chunked = True
                 lines.append(b"Transfer-Encoding: chunked")
             else:
                 self.keep_alive = self._framed = False
         if not self.keep_alive:
             lines.append(b"Connection: close")
-        elif self._request.version < (1, 1):
+        elif self._version < (1, 1):
             lines.append(b"Connection: keep-alive")
         lines.append(b"\r\n")
         self.status = status
@@ -168,14 +163,14 @@ class Reply:
         """Write the head now."""
         if self._head:
             head, self._head = self._head, b""
-            await self._writer.write(head)
+            await self._send(head)
 
     async def write(self, chunk: bytes) -> None:
         """Write body bytes, waiting while the client is slow. Raises ConnectionError when it has gone."""
         if self._chunked:
             chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
         head, self._head = self._head, b""
-        await self._writer.write(head + chunk if head else chunk)
+        await self._send(head + chunk if head else chunk)
 
     async def end(self, chunk: bytes = b"") -> None:
         """Write the last body bytes and the end of the body, all in one system call."""
@@ -183,22 +178,20 @@ class Reply:
             chunk = b"%x\r\n%b\r\n0\r\n\r\n" % (len(chunk), chunk) if chunk else b"0\r\n\r\n"
         head, self._head = self._head, b""
         if head or chunk:
-            await self._writer.write(head + chunk if head else chunk)
-        await self._writer.drain()
+            await self._send(head + chunk if head else chunk)
+
+    async def _send(self, data: bytes) -> None:
+        self._connection.write(data)
+        if self._connection.stalled:
+            await self._connection.drain()
 
     def abort(self) -> None:
         """Break the connection so that the client cannot take what it has for a whole response (field case S11)."""
         self.keep_alive = False
-        transport = self._request.transport
-        if transport is None:
-            return
         if self._framed:
-            transport.close()  # what is written still arrives; the missing end of the framing tells
-            return
-        connected = transport.get_extra_info("socket")
-        if connected is not None:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-        transport.abort()
+            self._connection.close()  # what is written still arrives; the missing end of the framing tells
+        else:
+            self._connection.reset()
 
     async def send(self, status: int, reason: str, body: bytes, headers: Headers) -> Reply:
         """Write a whole response of our own."""
@@ -215,12 +208,6 @@ class Reply:
     ) -> Reply:
         """Write an error in ``error_shape``; ``src`` says that it is ours, not the upstream's."""
         return await self.send_json(status, reason, self.error_shape(message, kind, code, src))
-
-    async def prepare(self, request: BaseRequest) -> None:
-        """Nothing left to do; see the class."""
-
-    async def write_eof(self) -> None:
-        """Nothing left to do; see the class."""
 
 
 async def relay(response: UpstreamResponse, reply: Reply, held: bytes = b"", tally: Tally | None = None) -> None:
@@ -251,13 +238,12 @@ async def relay(response: UpstreamResponse, reply: Reply, held: bytes = b"", tal
     response.release()
 
 
-async def read_body(request: BaseRequest, bytes_max: int) -> tuple[bytes, bool]:
+async def read_body(request: Request, bytes_max: int) -> tuple[bytes, bool]:
     """Read the request body up to ``bytes_max``; returns what was read and whether that is all of it."""
-    content = request.content
     parts: list[bytes] = []
     size = 0
-    while not content.at_eof():
-        part = await content.readany()
+    while not request.at_end:
+        part = await request.chunk()
         parts.append(part)
         size += len(part)
         if size > bytes_max:
@@ -271,9 +257,8 @@ class BodyStream:
     While the upstream takes none of it, it is seen to that a client that leaves is noticed.
     """
 
-    def __init__(self, request: BaseRequest, head: bytes = b"", bytes_max: int | None = None) -> None:
-        self._content = request.content
-        self._transport = request.transport
+    def __init__(self, request: Request, head: bytes = b"", bytes_max: int | None = None) -> None:
+        self._request = request
         self._head = head
         self._bytes_max = bytes_max
         self.too_large = False
@@ -281,16 +266,16 @@ class BodyStream:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = len(self._head)
         part, self._head = self._head, b""
-        watch = DepartureWatch(self._transport)
+        watch = DepartureWatch(self._request.connection.transport)
         try:
             while True:
                 if part:
                     watch.blind = True
                     yield part
                     watch.blind = False
-                if self._content.at_eof():
+                if self._request.at_end:
                     return
-                part = await self._content.readany()
+                part = await self._request.chunk()
                 size += len(part)
                 if self._bytes_max is not None and size > self._bytes_max:
                     self.too_large = True

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import logging
 
-from aiohttp.web_request import BaseRequest
-
 from whetherman_edge.dialects.developer import developer_as_system
 from whetherman_edge.dialects.dialect import Dialect
 from whetherman_edge.errors import ViewError
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.gating import Gating
 from whetherman_edge.proxy.persuasion import Answer, Send
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.tool_refusal import read_refusal
 
 log = logging.getLogger(__name__)
 
 # Headers that speak of the very bytes of a body, which then stays as it is.
-_OF_THE_BYTES = ("Content-MD5", "Digest", "Content-Digest")
+_OF_THE_BYTES = ("content-md5", "digest", "content-digest")
 
 
 class Repairs:
@@ -37,10 +36,10 @@ class Repairs:
         self._strip_unsupported = strip_unsupported
         self._map_developer = map_developer
 
-    def roles(self, request: BaseRequest, body: bytes, dialect: Dialect) -> bytes:
+    def roles(self, request: Request, body: bytes, dialect: Dialect) -> bytes:
         """The body in the client's place; a compressed, signed or odd one, and a subscription's, stays as it is."""
         headers = request.headers
-        if not self._map_developer or headers.get("Content-Encoding", "identity").lower() != "identity":
+        if not self._map_developer or headers.get("content-encoding", "identity").lower() != "identity":
             return body
         if any(name in headers for name in _OF_THE_BYTES):
             return body
@@ -54,7 +53,7 @@ class Repairs:
             self._counters.add("roles_mapped_total")
         return mapped
 
-    async def without_tools(self, request: BaseRequest, answer: Answer, dialect: Dialect) -> Answer:
+    async def without_tools(self, request: Request, answer: Answer, dialect: Dialect) -> Answer:
         """The answer, or that to the same request without its tools, when the server said that it takes none.
 
         For requests that went out as they came; ``Persuasion`` sees to those that were changed.

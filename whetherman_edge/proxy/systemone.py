@@ -17,10 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
-from aiohttp.web_request import BaseRequest
 
 from whetherman_edge.dialects import system_one, system_one_answer
-from whetherman_edge.dialects.system_one import Choice, Question, Refusal, Request, State
+from whetherman_edge.dialects.system_one import Choice, Question, Refusal, State
 from whetherman_edge.dialects.system_one_answer import Judge, Judgement
 from whetherman_edge.errors import EnvironmentFault, RequestError, UpstreamMissing, ViewError
 from whetherman_edge.gate.verdict import LABELS, Verdict, check_verdict
@@ -28,6 +27,7 @@ from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.exchange import Exchange, answer_expect
 from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.relay import Reply, read_body
+from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.upstream import Headers
 
 log = logging.getLogger(__name__)
@@ -84,12 +84,12 @@ class SystemOne:
         self._gate = gate
         self._rerank = rerank
 
-    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: Request, reply: Reply) -> Reply:
         """Read, answer, write."""
         body = await read_request(request, reply)
         return await self.reply(request, reply, body)
 
-    async def reply(self, request: BaseRequest, reply: Reply, body: bytes | None) -> Reply:
+    async def reply(self, request: Request, reply: Reply, body: bytes | None) -> Reply:
         """Answer a body that was read already; None for one over the limit."""
         if body is None:
             answered = _refused(
@@ -103,17 +103,17 @@ class SystemOne:
         )
 
     async def respond(self, body: bytes, headers: Mapping[str, str]) -> Answered:
-        """Answer one request. ``body``: as received, ``headers``: readable by any case, as aiohttp gives them."""
+        """Answer one request. ``body``: as received, ``headers``: by lower-case name."""
         started_s = time.perf_counter()
         try:
-            content_type = headers.get("Content-Type", "")
+            content_type = headers.get("content-type", "")
             if content_type.strip().lower().startswith("multipart/"):
                 raise Refusal(
                     415,
                     "unsupported_media_type",
                     "expected application/json, got multipart/form-data: assets (images) are not supported here",
                 )
-            inflated = inflate(body, headers.get("Content-Encoding", ""), system_one.BODY_BYTES_MAX)
+            inflated = inflate(body, headers.get("content-encoding", ""), system_one.BODY_BYTES_MAX)
             asked = system_one.parse(inflated)
             if self._judge is None:
                 raise Refusal(503, "engine_unavailable", self._fault)
@@ -131,7 +131,7 @@ class SystemOne:
         )
         return Answered(200, _headers(), system_one_answer.serialize(response))
 
-    async def _answers(self, asked: Request, judge: Judge) -> dict[str, system_one_answer.Answer]:
+    async def _answers(self, asked: system_one.Request, judge: Judge) -> dict[str, system_one_answer.Answer]:
         answers: dict[str, system_one_answer.Answer] = {}
         turn = _Turn()
         for name, question in asked.questions.items():
@@ -197,7 +197,7 @@ class UpstreamFirst:
         self._own = own
         self._exchange = exchange
 
-    async def handle(self, request: BaseRequest, reply: Reply) -> Reply:
+    async def handle(self, request: Request, reply: Reply) -> Reply:
         """Relay unless the upstream is away or knows no such path."""
         body = await read_request(request, reply)
         if body is None:
@@ -213,9 +213,9 @@ class UpstreamFirst:
         return await self._exchange.pass_on(response, reply)
 
 
-async def read_request(request: BaseRequest, reply: Reply) -> bytes | None:
+async def read_request(request: Request, reply: Reply) -> bytes | None:
     """The body as sent; None when it is over the limit, and then the connection closes after the answer."""
-    await answer_expect(request)
+    answer_expect(request)
     body, complete = await read_body(request, system_one.BODY_BYTES_MAX)
     if complete:
         return body

@@ -13,8 +13,45 @@ import logging
 import sys
 import time
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 FLUSH_EVERY_S = 0.05
+
+
+class LineRecord(logging.LogRecord):
+    """A record without what no line of ours shows (file, function, thread, process): half the cost of one."""
+
+    pathname = filename = module = funcName = ""  # noqa: N815
+    lineno = 0
+    thread = threadName = processName = process = taskName = None  # noqa: N815
+    relativeCreated = 0.0  # noqa: N815
+    exc_text = None
+
+    def __init__(
+        self,
+        name: str,
+        level: int,
+        _pathname: str,
+        _lineno: int,
+        msg: object,
+        args: Any,
+        exc_info: Any,
+        _func: str | None = None,
+        sinfo: str | None = None,
+        **_more: Any,
+    ) -> None:
+        if args and len(args) == 1 and isinstance(args[0], Mapping) and args[0]:
+            args = args[0]
+        self.name = name
+        self.msg = msg
+        self.args = args
+        self.levelno = level
+        self.levelname = logging.getLevelName(level)
+        self.exc_info = exc_info
+        self.stack_info = sinfo
+        self.created = now_s = time.time()
+        self.msecs = now_s % 1.0 * 1e3
 
 
 class LineFormatter(logging.Formatter):
@@ -88,7 +125,7 @@ class _ForeignFilter(logging.Filter):
 
 
 def configure(level: str) -> None:
-    """Send our records, and those of aiohttp's server and asyncio, to stderr as lines.
+    """Send our records, and those of aiohttp and asyncio, to stderr as lines.
 
     Nothing in a line needs the caller, thread or process, and finding them costs more than writing the line: these are
     the switches that the logging HOWTO names for it.
@@ -97,13 +134,14 @@ def configure(level: str) -> None:
     logging.logThreads = False
     logging.logProcesses = False
     logging.logMultiprocessing = False
+    logging.setLogRecordFactory(LineRecord)
     handler = LineHandler()
     handler.setFormatter(LineFormatter())
     ours = logging.getLogger("whetherman_edge")
     ours.handlers = [handler]
     ours.setLevel(level.upper())
     ours.propagate = False
-    for name in ("aiohttp.server", "aiohttp.internal", "aiohttp.client", "asyncio"):
+    for name in ("aiohttp.internal", "aiohttp.client", "asyncio"):
         foreign = logging.getLogger(name)
         foreign.handlers = [handler]
         foreign.filters = [_ForeignFilter()]
