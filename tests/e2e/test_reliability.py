@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.client import Client, Truncated
+from tests.isolated.traffic import HostileUpstream, Planner
+
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,3 +36,20 @@ def test_mixed_traffic_while_everything_around_the_daemon_fails(tmp_path):
         assert happened[event] > 0, event
     assert happened["steered"] > 0
     assert happened["as_it_came"] > happened["steered"]
+
+
+async def test_its_model_server_never_sends_a_whole_reply_to_a_client_that_is_to_leave():
+    """The daemon would keep such a connection, and the next request on it find nobody: a fault of the run's own."""
+    planner = Planner(7)
+    plans = [plan for plan in (planner.draw() for _ in range(3000)) if plan.vanish_s is not None]
+    begun = [plan for plan in plans if plan.fault == "stall_body" and not plan.streams]
+    assert {plan.chunked for plan in begun} == {True, False}
+    upstream = await HostileUpstream({plan.number: plan for plan in begun}).start()
+    for plan in begun[:20]:
+        async with Client(upstream.url) as client:
+            await client.start("POST", plan.path, plan.body, x_number=str(plan.number))
+            answer = await client.head()
+            client.writer.write_eof()
+            with pytest.raises(Truncated):
+                await client.rest(answer)
+    await upstream.stop()

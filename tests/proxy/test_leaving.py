@@ -38,7 +38,7 @@ PATH = "/v1/chat/completions"
 STREAM = body_of({**CHAT, "stream": True})
 ANSWER = {"force": "ANSWER", "intervention": "strip"}
 # More megabytes than the kernel takes on both sides of the daemon.
-REPLY_PIECES = 24
+REPLY_PIECES = 16
 LOOK_S = 0.02
 SETTLED_LOOKS = 10
 SYN_SENT = "02"
@@ -222,7 +222,7 @@ ALL = pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 
 
 @contextlib.asynccontextmanager
-async def at(state, upstream, serve, judge, listen: str = "", **keys) -> AsyncIterator[tuple[Case, Ends, Callable]]:
+async def at(state, upstream, serve, judge, /, listen: str = "", **keys) -> AsyncIterator[tuple[Case, Ends, Callable]]:
     """One request in that state; ``end()`` begins and awaits the daemon's end."""
     keys = {**STATES[state], **keys}
     listener = None
@@ -242,7 +242,7 @@ async def at(state, upstream, serve, judge, listen: str = "", **keys) -> AsyncIt
                 while True:  # the daemon looked whether the upstream is there
                     listener.accept()[0].close()
         try:
-            async with asyncio.timeout(PATIENCE_S * 2):
+            async with asyncio.timeout(PATIENCE_S * 12):  # a guard; nothing is measured
                 yield case, await state(case), stack.aclose
         finally:
             client.abort()
@@ -338,6 +338,14 @@ async def test_s05_a_client_that_leaves_with_pipelined_requests_behind_it_is_see
             await seen.closed.wait()
         assert await metric(url, "client_closed_total") == 1
     assert len(upstream.requests) == 1
+
+
+async def test_s05_a_client_that_leaves_ends_the_request_to_an_upstream_on_a_unix_socket(serve, judge, tmp_path):
+    upstream = await FakeUpstream(hang).start(f"{tmp_path}/u")
+    async with at(waiting, upstream, serve, judge, upstream=upstream.url) as (case, ends, _end):
+        case.client.abort()
+        await ends()
+    await upstream.stop()
 
 
 async def test_s05_a_client_that_ends_its_side_has_left(upstream, serve, judge):
