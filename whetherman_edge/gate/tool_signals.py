@@ -22,7 +22,7 @@ from whetherman_edge.router.prototype import Slate
 F32Matrix = npt.NDArray[np.float32]
 
 TOOLSETS_CACHED_MAX: Final = 64
-TOOLS_CACHED_MAX: Final = 4096
+TOOLS_CACHED_MAX: Final = 1024  # as many as the dialects keep parsed; about 4 KB each
 DESCRIPTION_CHARS_MAX: Final = 400
 MEMO_MAX: Final = 32  # of one text: a text is rarely seen with more than one tool list
 

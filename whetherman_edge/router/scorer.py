@@ -29,7 +29,7 @@ from whetherman_edge.router.table import RouterTable
 F64Vector = npt.NDArray[np.float64]
 I32Vector = npt.NDArray[np.int32]
 
-TOOLS_CACHED_MAX: Final = 2048  # about 3 KB each
+TOOLS_CACHED_MAX: Final = 1024  # as many as the dialects keep parsed; about 4 KB each
 SLATES_CACHED_MAX: Final = 64
 SLATE_TOOLS_CACHED_MAX: Final = 2048  # over all cached slates: about 2.5 KB a tool, 5 MB at most
 
