@@ -25,7 +25,8 @@ class Faults:
     """What the server does wrong. ``refuse``: so many requests get ``status`` first. ``garbage``: replies are no JSON.
     ``ignores_tools``: the prompt does not grow with tools. ``hold_after``: after so many requests it waits for ever.
     ``writes_calls``: calls stand in the text. ``leaks``: steering does not help. ``loops``: with all results there, the
-    last call is made again until a note says that it would not help.
+    last call is made again until a note says that it would not help. ``wanders``: it calls on and on, each time with
+    other arguments.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Faults:
         writes_calls: bool = False,
         leaks: bool = False,
         loops: bool = False,
+        wanders: bool = False,
     ) -> None:
         self.refuse = refuse
         self.status = status
@@ -48,6 +50,7 @@ class Faults:
         self.writes_calls = writes_calls
         self.leaks = leaks
         self.loops = loops
+        self.wanders = wanders
 
 
 class ScriptedUpstream:
@@ -161,6 +164,9 @@ class ScriptedUpstream:
         if steered and not self.faults.leaks:
             return (probe.reference.reply if self._alone(probe) else LOST), []
         again = bool(calls) and self.faults.loops and LOOP not in json.dumps(messages)
+        if self.faults.wanders and calls:
+            arguments = json.dumps({"step": n_done})
+            return "", [{"id": f"c{n_done}", "function": {"name": calls[0].name, "arguments": arguments}}]
         if n_done < len(calls) or again:
             call = calls[min(n_done, len(calls) - 1)]
             arguments = json.dumps(call.arguments)
