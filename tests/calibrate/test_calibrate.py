@@ -24,7 +24,7 @@ from whetherman_edge.calibrate.plan import Item
 from whetherman_edge.calibrate.probe import Probe
 from whetherman_edge.calibrate.report import Report, text
 from whetherman_edge.calibrate.run_log import RunLine, RunLog, StepLine
-from whetherman_edge.calibrate.runner import Budget, Measured, Runner, Settings
+from whetherman_edge.calibrate.runner import SPARE_STEPS, Budget, Measured, Runner, Settings
 from whetherman_edge.cli import main
 from whetherman_edge.profiles.schema import parse_profile, serialize_profile
 
@@ -235,6 +235,15 @@ async def test_an_agent_that_repeats_its_call_is_measured_behind_the_loop_guard(
     assert guarded.n_calls == len(probe.reference.calls) + 1
 
 
+async def test_a_run_that_wanders_ends_a_few_steps_beyond_what_its_task_needs(tmp_path: Path) -> None:
+    item = next(item for item in ITEMS if item.probe.expect == "ACT" and item.probe.hops == 1)
+    log = RunLog.open(tmp_path / "runs.jsonl")
+    with ScriptedUpstream([item.probe], free, faults=Faults(wanders=True)) as upstream:
+        await measure(upstream, [item], log)
+    (run,) = [run for run in log.runs if run.arm == "with"]
+    assert (len(run.steps), run.unfinished, run.success) == (1 + SPARE_STEPS, True, False)
+
+
 def run_cli(upstream: ScriptedUpstream, folder: Path, *more: str) -> int:
     arguments = [
         "calibrate",
@@ -314,14 +323,14 @@ async def test_the_budget_in_minutes_counts_what_was_spent_before(tmp_path: Path
         return now
 
     with ScriptedUpstream([item.probe for item in ITEMS], free) as upstream:
-        for _ in range(2):
+        for more_s, goes_on in ((20.0, True), (5.0, True), (0.0, False)):
             with RunLog.open(path) as log:
-                before = len(log.lines)
-                settings = Settings(kind="llamacpp", budget=Budget(seconds=20.0))
+                before, spent_s = len(log.lines), log.spent()[2]
+                settings = Settings(kind="llamacpp", budget=Budget(seconds=spent_s + more_s))
                 async with AgentClient(upstream.url, "fake") as client:
                     measured = await Runner(client, ITEMS, log, settings, clock=clock).measure()
                 assert measured.end == "budget"
-                assert len(log.lines) > before
+                assert (len(log.lines) > before) is goes_on
 
 
 def test_a_kill_in_the_middle_costs_one_run(tmp_path: Path) -> None:
