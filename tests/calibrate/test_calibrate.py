@@ -237,8 +237,10 @@ async def test_an_agent_that_repeats_its_call_is_measured_behind_the_loop_guard(
 
 async def test_a_run_that_wanders_ends_a_few_steps_beyond_what_its_task_needs(tmp_path: Path) -> None:
     item = next(item for item in ITEMS if item.probe.expect == "ACT" and item.probe.hops == 1)
-    log = RunLog.open(tmp_path / "runs.jsonl")
-    with ScriptedUpstream([item.probe], free, faults=Faults(wanders=True)) as upstream:
+    with (
+        ScriptedUpstream([item.probe], free, faults=Faults(wanders=True)) as upstream,
+        RunLog.open(tmp_path / "runs.jsonl") as log,
+    ):
         await measure(upstream, [item], log)
     (run,) = [run for run in log.runs if run.arm == "with"]
     assert (len(run.steps), run.unfinished, run.success) == (1 + SPARE_STEPS, True, False)
