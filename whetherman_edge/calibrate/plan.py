@@ -31,6 +31,8 @@ _CHARS_A_TOKEN: Final = 4
 _SHORT_TOKENS: Final = 512
 """A prompt of up to so many tokens is short; each doubling is a length class of its own, run after the shorter ones."""
 _SPARE: Final = 5
+FOCUS_WEIGHT: Final = 4.0
+"""When the budget pays for one kind of step alone: two probes of three are for its proof, instead of every fourth."""
 _WEIGHTS: Final[Mapping[tuple[str, str], float]] = {
     ("calibrate", "need"): 5.0,
     ("fit", "need"): 1.5,
@@ -191,9 +193,9 @@ class Plan:
             return weight
         if needed[which.kind] >= self.needed_target:
             return 0.5
-        if self.focus is not None and which.kind != self.focus and needed[self.focus] < self.needed_target:
-            return 0.0
-        return weight
+        if self.focus is None or needed[self.focus] >= self.needed_target:
+            return weight
+        return FOCUS_WEIGHT * weight if which.kind == self.focus else 0.0
 
     def _barren(self, outcomes: Mapping[str, Outcome]) -> set[str]:
         lost: dict[str, int] = {}
