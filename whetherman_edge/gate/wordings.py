@@ -19,7 +19,7 @@ DEFAULT_WORDING = "reason"
 # Label, wording, sentence. "reason" lets the model work an answer out first, "direct" saves output tokens; a question
 # or a refusal needs no working out, so those have one sentence for both.
 FIRST_STEP: dict[tuple[Label, str], str] = {
-    ("ANSWER", "reason"): "Reply in plain words: think it through step by step, then give the answer.",
+    ("ANSWER", "reason"): "Reply in plain words, thinking it through first.",
     ("ANSWER", "direct"): "Reply in plain words.",
     ("ASK", "reason"): "Reply with one short question to me, about the detail that is missing.",
     ("DECLINE", "reason"): "Reply in plain words: say what exactly cannot be done here, and why.",
