@@ -100,11 +100,16 @@ def item(number: int, source: str, query: str, functions: Sequence[Function], ac
     }
 
 
+def _queries(folder: Path) -> tuple[list[tuple[str, str, list[Function], list[Function]]], dict[str, Function]]:
+    """The queries with their source, and all of their tools by name."""
+    queries = [("acebench", *row) for row in acebench(folder)] + [("sealtools", *row) for row in sealtools(folder)]
+    return queries, {f["name"]: f for _, _, right, _ in queries for f in right}
+
+
 def items(folder: Path, seed: int = 0) -> Iterator[dict[str, Any]]:
     """All items; the same for the same files."""
     rng = random.Random(seed)
-    queries = [("acebench", *row) for row in acebench(folder)] + [("sealtools", *row) for row in sealtools(folder)]
-    pool = {f["name"]: f for _, _, right, _ in queries for f in right}
+    queries, pool = _queries(folder)
     names = sorted(pool)
     for number, (source, query, right, _) in enumerate(queries):
         own = {f["name"] for f in right}
@@ -121,8 +126,7 @@ def items(folder: Path, seed: int = 0) -> Iterator[dict[str, Any]]:
 def few_tools_items(folder: Path, seed: int = 1) -> Iterator[dict[str, Any]]:
     """Each query twice, beside its tool (or its two) and beside as many others; the same for the same files."""
     rng = random.Random(seed)
-    queries = [("acebench", *row) for row in acebench(folder)] + [("sealtools", *row) for row in sealtools(folder)]
-    pool = {f["name"]: f for _, _, right, _ in queries for f in right}
+    queries, pool = _queries(folder)
     names = sorted(pool)
     for number, (source, query, right, _) in enumerate(queries):
         own = {f["name"]: f for f in right}
