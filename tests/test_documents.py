@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from convert import model_card
 from whetherman_edge import cli
 from whetherman_edge.backbone.progress import human_bytes
 from whetherman_edge.backbone.weights import CATALOGUE
@@ -73,6 +74,13 @@ def test_headers_are_those_of_the_code():
     code = "".join(path.read_text("utf-8") for path in (ROOT / "whetherman_edge" / "proxy").rglob("*.py"))
     for name in re.findall(r"x-(?:whetherman|session)-[a-z]+", README):
         assert name in code, name
+
+
+def test_figures_of_the_artifacts_are_those_of_their_manifests():
+    """`python -m convert.model_card` writes them."""
+    names = {name for _, name, _ in model_card.BLOCK.findall(MODELS)}
+    assert names == set(model_card.blocks())
+    assert model_card.filled(MODELS) == MODELS
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
