@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from convert.gate_data import Item, open_scorer, read_dialogues
+from convert.gate_data import DEV_FILES, Item, open_scorer, read_dialogues
 from convert.gate_metrics import auroc, bootstrap, figures
 from whetherman_edge.bench import bfcl
 from whetherman_edge.dialects.openai_chat import view
@@ -22,7 +22,6 @@ from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, StaticGate
 from whetherman_edge.gate.verdict import LABELS
 
-DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4", "gate_dev5")
 # The sets whose figures stand in the manifest.
 BFCL: Final = ("irrelevance", "live_irrelevance", "simple_python", "live_relevance")
 
@@ -73,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     scorer = open_scorer()
     gate = StaticGate.open(scorer, scorer.kernels, options.gate)
-    report: dict[str, Any] = {name: measured(gate, read_dialogues(name)) for name in DEV}
+    report: dict[str, Any] = {name: measured(gate, read_dialogues(name)) for name in DEV_FILES}
     if options.bfcl:
         report["bfcl_test_only"] = bfcl_figures(gate, options.bfcl)
     text = json.dumps(report, indent=1)

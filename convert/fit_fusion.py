@@ -24,10 +24,10 @@ import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from convert.gate_data import CACHE, Item, read_dialogues
+from convert.gate_data import CACHE, DEV_FILES, TRAIN_FILES, Item, read_dialogues
 from convert.gate_metrics import FALSE_SKIPS_MAX, figures, fit_tau
 from convert.kept_readings import key_of, read_all
-from convert.lora_corpus import HELD_OUT, TRAIN_FILES
+from convert.lora_corpus import HELD_OUT
 from convert.train_lora import DIALOGUE_MAX, POINTER_DIM, TOOLS_MAX
 from whetherman_edge.backbone import manifest as manifests
 from whetherman_edge.backbone.head import Heads
@@ -46,7 +46,6 @@ Ints = npt.NDArray[np.intp]
 
 RANK: Final = 16
 ALPHA: Final = 32.0
-DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4", "gate_dev5")
 READINGS: Final = CACHE / "backbone-readings.npz"
 PATIENCE_S: Final = 3_600.0
 """A busy machine may need minutes for one chunk of a prompt."""
@@ -133,9 +132,7 @@ def readings_of(options: argparse.Namespace, heads: Heads, items: Sequence[Item]
 
 def held_out_items() -> tuple[list[Item], Ints]:
     """Dialogues of the held-out authors, and their places among all training dialogues (as in train_gate's NPZ)."""
-    data = Path(__file__).resolve().parent / "data"
-    files = [name for name in TRAIN_FILES if (data / f"{name}.jsonl.xz").exists()]
-    every = [item for name in files for item in read_dialogues(name)]
+    every = [item for name in TRAIN_FILES for item in read_dialogues(name)]
     places = np.array([i for i, item in enumerate(every) if item["domain"] in HELD_OUT])
     return [every[i] for i in places], places
 
@@ -240,14 +237,12 @@ def evaluation_on(static: Path, gate: StaticGate, extractor: Extractor) -> Evalu
     held, places = held_out_items()
     kept = np.load(static)
     items, log_p, source = list(held), [np.log(np.clip(kept["p"][places], 1e-9, 1.0))], [i["domain"] for i in held]
-    data = Path(__file__).resolve().parent / "data"
-    for name in DEV:
-        if (data / f"{name}.jsonl.xz").exists():
-            dev = read_dialogues(name)
-            judged = [gate.judge(view(json.dumps(i["request"]).encode(), cache)).probabilities for i in dev]
-            log_p.append(np.log(np.clip(np.array(judged), 1e-9, 1.0)))
-            items += dev
-            source += [name] * len(dev)
+    for name in DEV_FILES:
+        dev = read_dialogues(name)
+        judged = [gate.judge(view(json.dumps(i["request"]).encode(), cache)).probabilities for i in dev]
+        log_p.append(np.log(np.clip(np.array(judged), 1e-9, 1.0)))
+        items += dev
+        source += [name] * len(dev)
     phase = np.array([extractor.extract(view(json.dumps(i["request"]).encode(), cache)).phase for i in items])
     gold = np.array([LABELS.index(i["gold"]) for i in items])
     accept = np.array([[label in i["accept"] for label in LABELS] for i in items])

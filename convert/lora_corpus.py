@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from convert.gate_data import Item, prefixes, read_dialogues, swapped_tools
+from convert.gate_data import TRAIN_FILES, Item, prefixes, read_dialogues, swapped_tools
 from convert.gate_trie import Example, Pack, Reader, pack, target_of
 from convert.router_corpus import Pool, ToolText, load_pools
 
-TRAIN_FILES: Final = ("gate_train", "gate_train2", "gate_train3", "gate_train4", "gate_train5")
 HELD_OUT: Final = frozenset({"steps", "general"})
 """Authors whose dialogues the adapter never sees: the fusion and the operating point are fitted on them."""
 WEIGHTS: Final = {"dialogue": 1.0, "prefix": 0.4, "prefix_first": 0.4, "swapped": 0.25, "public": 0.3}
@@ -22,15 +21,9 @@ UNIFORM: Final = (0.25, 0.25, 0.25, 0.25)
 ACT_OR_NOT: Final = {True: (0.9, 0.04, 0.04, 0.02), False: (0.04, 0.2, 0.06, 0.7)}
 
 
-def dialogues(data: Path, names: Sequence[str] = TRAIN_FILES) -> list[Item]:
-    """All training dialogues of the files ``names`` that exist (later files may still be missing)."""
-    return [
-        item
-        for name in names
-        if (data / f"{name}.jsonl.xz").exists()
-        for item in read_dialogues(name)
-        if item["domain"] not in HELD_OUT
-    ]
+def dialogues(names: Sequence[str] = TRAIN_FILES) -> list[Item]:
+    """All training dialogues of the files ``names`` but those of the held-out authors."""
+    return [item for name in names for item in read_dialogues(name) if item["domain"] not in HELD_OUT]
 
 
 def called_next(item: Item) -> list[str] | None:

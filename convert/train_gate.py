@@ -19,15 +19,22 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from convert import gate_heads as heads
-from convert.gate_data import Matrix, matrix_of, open_scorer, prefixes, read_dialogues, swapped_tools
+from convert.gate_data import (
+    DEV_FILES,
+    TRAIN_FILES,
+    Matrix,
+    matrix_of,
+    open_scorer,
+    prefixes,
+    read_dialogues,
+    swapped_tools,
+)
 from convert.gate_few_tools import few_tools
 from convert.gate_metrics import FALSE_SKIPS_MAX, figures, fit_tau
 from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, SCALAR_NAMES
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, FORMAT, VERSION
 from whetherman_edge.gate.verdict import LABELS
 
-TRAIN: Final = ("gate_train", "gate_train2", "gate_train3", "gate_train4", "gate_train5")
-DEV: Final = ("gate_dev", "gate_dev2", "gate_dev3", "gate_dev4", "gate_dev5")
 N_FOLDS: Final = 4  # four authors each
 DENSE_SEEDS: Final = 1
 MARGIN: Final = 0.9  # thresholds aim at this share of FALSE_SKIPS_MAX: another agent's traffic is a new domain too
@@ -101,7 +108,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="NPZ", help="also write the held-out predictions there")
     options = parser.parse_args()
     scorer = open_scorer(options.router)
-    dialogues = [item for name in TRAIN for item in read_dialogues(name)]
+    dialogues = [item for name in TRAIN_FILES for item in read_dialogues(name)]
     extended = [*dialogues, *prefixes(dialogues), *read_dialogues("gate_public")]
     if heads.KIND_WEIGHTS["swapped"]:
         extended += swapped_tools(dialogues)
@@ -120,7 +127,7 @@ def main() -> None:
         report[name] = figures(p[mask], gold[mask], accept[mask], list(np.array(clusters)[mask]), tau)
     fitted = fit_heads(matrix, np.flatnonzero(heads.item_weights(matrix) > 0))
     blend = heads.fit_blend([o[rows] for o in out], matrix, rows)
-    for name in DEV:
+    for name in DEV_FILES:
         dev = matrix_of(read_dialogues(name), scorer, name)
         q = heads.probabilities(blend, head_logits(fitted, dev, np.arange(len(dev))), dev.phase)
         report[name] = figures(q, dev.gold, dev.accept, [m["set"] for m in dev.meta], tau)

@@ -27,13 +27,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from convert.gate_data import read_dialogues
+from convert.gate_data import TRAIN_FILES, read_dialogues
 from convert.gate_metrics import auroc, macro_f1
 from convert.gate_trie import NONE, Pack, Reader, pack
 from convert.gemma_torch import N_EMBD, Geometry, Trunk, rms_norm
 from convert.lora_corpus import (
     HELD_OUT,
-    TRAIN_FILES,
     dialogue_packs,
     dialogues,
     example_of,
@@ -109,18 +108,19 @@ class Trainer:
         self.reader: Reader = reader_of(self.network, tools_max=TOOLS_MAX, dialogue_max=DIALOGUE_MAX)
         self.lower: dict[bytes, Tensor] = {}
         self.step = 0
+        self.mean = [p.detach().clone() for _, p in self.trained]
 
     def epoch_packs(self, epoch: int) -> list[Pack]:
         """The packs of one epoch in their order, the same in every worker."""
         options = self.arguments
         seed, rng = options.seed + epoch, np.random.default_rng(options.seed + epoch)
         others = [name for name in TRAIN_FILES if name not in options.focus]
-        packs = dialogue_packs(self.reader, dialogues(options.data, others), options.seed)
+        packs = dialogue_packs(self.reader, dialogues(others), options.seed)
         packs += slate_packs(self.reader, self.pools(), options.slates, seed)
         packs += few_tools_packs(self.reader, self.pools(), options.few_tools, seed)
         focused: list[Pack] = []
         if options.focus:
-            items = dialogues(options.data, options.focus)
+            items = dialogues(options.focus)
             focused = dialogue_packs(self.reader, items, options.seed, n_public=0, n_swapped=0)
         if options.epoch_packs:
             share = max(0, options.epoch_packs - len(focused))
@@ -149,6 +149,8 @@ class Trainer:
         self.trunk.train()
         sums = torch.zeros(2)
         while (index := store.add(f"step-{self.step}", 1) - 1) < len(packs):
+            # The same dropout whoever claims the pack, and after a restart.
+            torch.manual_seed((self.arguments.seed << 40) + (self.step << 12) + index)
             loss, weight = losses(*self.outputs(packs[index]), packs[index])
             loss.backward()
             sums += torch.tensor([float(loss.detach()), weight])
@@ -169,6 +171,8 @@ class Trainer:
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.step += 1
+        decay = min(self.arguments.average, self.step / (self.step + 10))
+        torch._foreach_lerp_(self.mean, [p.detach() for _, p in self.trained], 1 - decay)
         return loss_sum / max(weight_sum, 1e-6), norm
 
     @torch.no_grad()
@@ -191,16 +195,22 @@ class Trainer:
         }
 
     def save(self, epoch: int, position: int) -> None:
-        """Checkpoint: trained tensors, optimiser state, and where the run is. Atomic."""
+        """Checkpoint: trained tensors, their running mean, optimiser state, and where the run is. Atomic.
+
+        ``averaged.safetensors`` holds the mean under the tensors' own names: it is what ships.
+        """
         tensors: dict[str, Tensor] = {name: p.detach().contiguous() for name, p in self.trained}
         for index, (_, parameter) in enumerate(self.trained):
             state = self.optimiser.state.get(parameter)
             if state:
                 tensors[f"m.{index}"], tensors[f"v.{index}"] = state["exp_avg"], state["exp_avg_sq"]
+        averaged = {name: mean for (name, _), mean in zip(self.trained, self.mean, strict=True)}
+        tensors |= {f"mean.{name}": mean for name, mean in averaged.items()}
         metadata = {"step": str(self.step), "epoch": str(epoch), "position": str(position)}
-        path = self.arguments.out / "checkpoint.safetensors"
-        save_file(tensors, path.with_suffix(".partial"), metadata)
-        os.replace(path.with_suffix(".partial"), path)
+        for file, content in (("averaged", averaged), ("checkpoint", tensors)):
+            path = self.arguments.out / f"{file}.safetensors"
+            save_file(content, path.with_suffix(".partial"), metadata)
+            os.replace(path.with_suffix(".partial"), path)
 
     def restore(self) -> tuple[int, int]:
         """(epoch, position) to go on from."""
@@ -209,8 +219,9 @@ class Trainer:
             if self.arguments.init is not None:
                 tensors = load_file(self.arguments.init)
                 with torch.no_grad():
-                    for name, parameter in self.trained:
+                    for (name, parameter), mean in zip(self.trained, self.mean, strict=True):
                         parameter.copy_(tensors[name])
+                        mean.copy_(tensors[name])
             return 0, 0
         from safetensors import safe_open
 
@@ -221,6 +232,7 @@ class Trainer:
         with torch.no_grad():
             for index, (name, parameter) in enumerate(self.trained):
                 parameter.copy_(tensors[name])
+                self.mean[index].copy_(tensors.get(f"mean.{name}", tensors[name]))
                 if f"m.{index}" in tensors:
                     self.optimiser.state[parameter] = {
                         "step": torch.tensor(float(self.step)),
@@ -311,6 +323,7 @@ def main() -> None:
     parser.add_argument("--epoch-packs", type=int, default=0, help="packs of an epoch, a sample; default: all")
     parser.add_argument("--lr", type=float, default=4e-4)
     parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--average", type=float, default=0.98, help="decay of the weights' running mean, a step")
     parser.add_argument("--dropout", type=float, default=0.05)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--nice", type=int, default=5, help="how much workers after the first give way")
