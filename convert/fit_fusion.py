@@ -51,6 +51,8 @@ PATIENCE_S: Final = 3_600.0
 """A busy machine may need minutes for one chunk of a prompt."""
 MARGIN: Final = 0.9
 STRENGTH: Final = 0.1
+FEW: Final = 2
+"""Tools up to which first steps are reported on their own: the gate has little to go by there."""
 BAND_LOSS: Final = 0.01
 """Share of steps whose decision may differ from the fused one because the static stage was taken to be decisive."""
 
@@ -271,9 +273,10 @@ def fuse(options: argparse.Namespace) -> None:
     clusters = [i["set"] for i in items]
     report: dict[str, Any] = {}
     alone = {"fused": p, "static": np.exp(static_log_p), "backbone": np.exp(x[:, :4])}
-    for name in ("all", "first", "later", *sorted(set(source))):
-        mask = {"all": np.ones(len(items), bool), "first": ~later, "later": later}.get(name, np.array(source) == name)
-        rows = np.flatnonzero(mask)
+    few = ~later & np.array([len(i["request"].get("tools") or []) <= FEW for i in items])
+    groups = {"all": np.ones(len(items), bool), "first": ~later, "few": few, "later": later}
+    for name in (*groups, *sorted(set(source))):
+        rows = np.flatnonzero(groups.get(name, np.array(source) == name))
         for kind, q in alone.items():
             some = figures(q[rows], gold[rows], accept[rows], [clusters[i] for i in rows], tau)
             report.setdefault(name, {})[kind] = (
