@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from whetherman_edge.calibrate.probes.kits import KITS, TOOLS, sandbox
+from whetherman_edge.calibrate.probes.kits.calculation import evaluate
 from whetherman_edge.calibrate.probes.world import Room, Setting
 
 
@@ -88,6 +89,8 @@ def test_the_repository_is_real_and_goes_away() -> None:
     kit = world._kits["repository"]
     folder = kit.folder  # type: ignore[attr-defined]
     assert os.path.isdir(folder)
+    assert world.call("run_tests", {"file": "./test_part.py"}).startswith("1 passed, 0 failed")
+    assert world.call("run_tests", {"file": "tundra_test.py"}).startswith("error: no file"), "and not 0 failed"
     world.close()
     assert not os.path.isdir(folder)
 
@@ -122,6 +125,9 @@ def test_side_effects_stay_in_the_state() -> None:
         calendar={},
     )
     assert world.changes() == []
+    for value in ("21", 21, "21.0", "21°C", "21 °C", "21 degrees", "21 degrees Celsius", "21c"):
+        assert world.call("set_device", {"device": "attic light", "value": value}) == "attic light is now 21"
+    assert world.call("set_device", {"device": "attic light", "value": "music"}) == "attic light is now music"
     world.call("set_device", {"device": "Attic Light", "value": "ON"})
     assert world.call("pay_invoice", {"id": "in-1"}) == "paid 5 EUR"
     assert world.call("pay_invoice", {"id": "in-1"}).startswith("error: IN-1 is paid")
@@ -130,3 +136,25 @@ def test_side_effects_stay_in_the_state() -> None:
     assert changed["home"]["value"] == "on"
     assert changed["payments"]["amount"] == 5
     assert changed["calendar"]["start"] == "09:05"
+
+
+def test_two_events_are_two_though_an_old_one_is_cancelled_between_them() -> None:
+    events = [{"id": "ev1", "title": "a", "date": "2026-03-04", "start": "08:00"}]
+    world = room("create_event", "cancel_event", calendar={"events": events})
+    made = {"title": "t", "date": "2026-03-04", "start": "9:05"}
+    world.call("create_event", made)
+    world.call("cancel_event", {"id": "ev1"})
+    world.call("create_event", made)
+    assert [record["what"] for record in world.changes()] == ["created", "created", "cancelled"]
+
+
+def test_a_mail_goes_to_the_address_that_stands_beside_a_name() -> None:
+    world = room("send_email", mail={})
+    world.call("send_email", {"to": "Rosa Varga <rosa@x.example>", "subject": "s", "body": "b"})
+    assert [record["to"] for record in world.changes()] == ["rosa@x.example"]
+
+
+def test_a_comma_between_arguments_is_no_thousands_separator() -> None:
+    assert evaluate("gcd(12,180)") == 12
+    assert evaluate("max(1,200)") == 200
+    assert evaluate("1,200 + 1") == 1201

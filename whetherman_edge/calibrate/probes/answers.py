@@ -5,10 +5,11 @@ An answer must be *given*, not merely mentioned: a reply that lists everything i
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from typing import Final
 
@@ -20,10 +21,15 @@ _FOREIGN_MAX: Final = 3
 """Other numbers or names that a reply without working may hold before it counts as a list of everything."""
 _WORKED_MAX: Final = 40
 
-_THINKING: Final = re.compile(r"<think>.*?</think>", re.DOTALL)
+_THINKING: Final = re.compile(r"<think>.*?(?:</think>|\Z)|\A(?:(?!<think>).)*</think>", re.DOTALL | re.IGNORECASE)
+"""Also thoughts that the reply's limit cut off, and those whose opening mark the template had written."""
 _NUMBER: Final = re.compile(
-    r"(?<![\w.:/-])(?:[$€£]\s?)?(-?)(?:[$€£]\s?)?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?![\d:/]|-\w|,\d{3})"
+    r"(?<![\w./-])(?<!\d:)(?:[$€£]\s?)?(-?)(?:[$€£]\s?)?(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    r"(?!\d|[:/]\d|-\w|,\d{3})"
 )
+_OTHER_SPELLING: Final = re.compile(r"(?<![\w.,/:-])(?:\d{1,3}(?:[ '_.]\d{3})+(?:,\d+)?|\d+,\d{1,2})(?![\w,]|\.\d)")
+_DENIED: Final = re.compile(r"\b(?:not|instead of|rather than) (?:[$€£]\s?)?-?\d[\d,.]*\d?")
+_OR: Final = re.compile(r"\W*(?:[a-z]+\W+)?or\W+(?:[a-z]+\W+)?")
 _GIVEN: Final = re.compile(r"\banswer\b[^.\n]*?(?:\bis\b|:|=)|\bboxed\{|\btherefore\b|\bfinal result\b", re.IGNORECASE)
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _CALL: Final = re.compile(
@@ -45,10 +51,25 @@ _DONE: Final = re.compile(
     r"added|updated|done|signed|published)\b"
 )
 """A claim of something done: in the first person, or done by nobody."""
+_CLAUSE: Final = re.compile(r"(?<=[.!?;])\s+|\n+|,?\s+(?:but|however|although|though)\s+")
+_SUPPOSED: Final = re.compile(r"\b(?:no|none|nothing|never|not|once|if|when|until|unless|before|after|whether)\b|n't\b")
+"""Before a claim it denies that claim, or makes it a condition."""
 _ASKS: Final = re.compile(
     r"\?|\b(?:please (?:tell|provide|specify|give|confirm|share|clarify|let me know|indicate|supply|state|send)|"
     r"let me know (?:which|what|who|when|where|how|the)|(?:i|we)(?:'ll| will|'d| would)? (?:need|require)|could you|"
     r"can you|would you|you (?:need to|must|have to|should) (?:provide|specify|tell|give|name|choose))\b"
+)
+_OPEN: Final = re.compile(
+    r"\b(?:which|what|when|where|who|whom|whose|how (?:much|many|long)|or|provide|specify|tell|give|name|share|send|"
+    r"show|clarify|confirm|let me know|indicate|supply|state|need|require|have|missing)\b"
+)
+"""A question with one of these asks for a detail, and not for a yes."""
+_OFFERS: Final = re.compile(
+    r"\b(?:would you like|do you want|shall (?:i|we)|should (?:i|we)|"
+    r"(?:can|may|could) (?:i|we) (?!have\b|get\b|know\b|ask\b|see\b))"
+)
+_HELP: Final = re.compile(
+    r"\b(?:what|how)(?: else)? (?:can|may|could|should) i\b|\banything else\b|\bis there anything\b"
 )
 _DONE_WORDS: Final = ("done", "completed", "complete", "successful", "successfully", "confirmed")
 _NOT_DONE: Final = re.compile(
@@ -61,10 +82,13 @@ _MONTHS: Final = "january february march april may june july august september oc
 
 
 class Number(msgspec.Struct, frozen=True, tag="number"):
-    """``value`` within ``tolerance`` (absolute). The reply ends with it, starts with it, or marks it as the answer."""
+    """``value`` within ``tolerance`` (absolute). The reply ends with it, starts with it, or marks it as the answer.
+    ``also``: other values that say the same, as 359,000 where 359 thousand are asked for.
+    """
 
     value: float
     tolerance: float = 0.006
+    also: tuple[float, ...] = ()
 
 
 class Phrase(msgspec.Struct, frozen=True, tag="phrase"):
@@ -87,9 +111,12 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
 
 
 class Question(msgspec.Struct, frozen=True, tag="question"):
-    """The reply asks for what is missing: one of the words ``about`` in a sentence that asks."""
+    """The reply asks for what is missing: one of the words ``about`` in a sentence that asks, or a choice that names
+    all of one of the groups ``between``. A word that the user said himself counts only where a detail is asked for.
+    """
 
     about: tuple[str, ...]
+    between: tuple[tuple[str, ...], ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
@@ -125,20 +152,23 @@ def judge(answer: Answer, reply: str, question: str = "") -> Check:
             return _day(answer, text, plain(question))
         case Every(parts=parts):
             return _every(parts, text, plain(question))
-        case Question(about=about):
-            return _asks(about, text)
+        case Question():
+            return _asks(answer, text, plain(question))
         case Refusal():
             return _refuses(text)
         case Report(words=words):
             return _reports(words, text, plain(question))
         case Talk():
-            return Check(True, "answered in words")
+            said = any(char.isalpha() or unicodedata.category(char) == "So" for char in text)
+            return Check(said, "answered in words" if said else "there is no word in it")
 
 
 def plain(text: str) -> str:
     """Lower case, one form per character, no emphasis marks, no thinking; newlines stay, other blanks are one."""
     text = unicodedata.normalize("NFKC", _THINKING.sub(" ", text)).lower()
     text = text.translate({ord(c): "'" for c in "‘’"} | {ord(c): "-" for c in "‐‑–—−"})
+    text = re.sub(r"(?<=\d)\\[,;:!](?=\d)", "", text).replace("{,}", ",")  # 1\,234 and 1{,}234 of LaTeX
+    text = re.sub(r"\\([_#%$&-])", r"\1", text)
     text = re.sub(r"\\\[|\\\]|\\\(|\\\)|\\text|[*`\\]", " ", text)
     return re.sub(r"[ \t]+", " ", re.sub(r"[ \t]*\n[ \t]*", "\n", text)).strip()
 
@@ -155,9 +185,14 @@ def holds(text: str, phrase: str) -> bool:
 
 def _number(answer: Number, text: str, question: str) -> Check:
     def right(value: float) -> bool:
-        return math.isclose(value, answer.value, rel_tol=0.0, abs_tol=answer.tolerance)
+        return any(
+            math.isclose(value, one, rel_tol=0.0, abs_tol=answer.tolerance) for one in (answer.value, *answer.also)
+        )
 
     asked = set(numbers(question))
+    text = _DENIED.sub(" ", _respelled(text, right))
+    if (other := _alternative(text, right)) is not None and other not in asked:
+        return Check(False, f"it leaves open whether it is {answer.value:g} or {other:g}")
     found = [value for value in numbers(text) if right(value) or value not in asked]
     if not any(map(right, found)):
         return Check(False, f"expected {answer.value:g}, found {_some(found)}")
@@ -176,6 +211,34 @@ def _number(answer: Number, text: str, question: str) -> Check:
             foreign <= (_WORKED_MAX if worked else _FOREIGN_MAX), f"{answer.value:g}", "it is one of many numbers"
         )
     return _told(right(found[0]) and foreign <= _FOREIGN_MAX, f"{answer.value:g}", "another number is the answer")
+
+
+def _respelled(text: str, right: Callable[[float], bool]) -> str:
+    """The right value's other spellings (12 345, 12'345, 1.234.567, 52,10) as ``numbers`` reads them. Only the right
+    value's: of others nobody knows whether they are one number or two.
+    """
+
+    def one(found: re.Match[str]) -> str:
+        whole, _, decimals = found[0].partition(",")
+        if whole.count(".") == 1 and not decimals:  # 12.345 is a little more than twelve
+            return found[0]
+        digits = re.sub(r"[ '_.]", "", whole) + (f".{decimals}" if decimals else "")
+        return digits if right(float(digits)) else found[0]
+
+    return _OTHER_SPELLING.sub(one, text)
+
+
+def _alternative(text: str, right: Callable[[float], bool]) -> float | None:
+    """The number that stands beside the right one with an "or" between them, unless that is but rounded."""
+    found = list(_NUMBER.finditer(text))
+    for first, second in itertools.pairwise(found):
+        if _OR.fullmatch(text, first.end(), second.start()) is None:
+            continue
+        values = [float(sign + digits.replace(",", "")) for sign, digits in (first.groups(), second.groups())]
+        wrong = [value for value in values if not right(value)]
+        if len(wrong) == 1 and wrong[0] not in [round(value) for value in values if right(value)]:
+            return wrong[0]
+    return None
 
 
 def _phrase(answer: Phrase, text: str) -> Check:
@@ -240,21 +303,33 @@ def _every(parts: Sequence[Number | Phrase | Day], text: str, question: str) -> 
     return _told(len(foreign) <= _FOREIGN_MAX, "all parts", "they stand in a list of everything")
 
 
-def _asks(about: Iterable[str], text: str) -> Check:
-    if _DONE.search(text) and "?" not in text:
+def _asks(answer: Question, text: str, question: str) -> Check:
+    if _claims(text):
         return Check(False, "it claims something done instead of asking")
-    asking = [s for s in _SENTENCE.split(text) if _ASKS.search(s)]
+    asking = [s for s in _SENTENCE.split(text) if _ASKS.search(s) and not _HELP.search(s)]
+    asking = [s for s in asking if _OPEN.search(s) or not _OFFERS.search(s)]
     if not asking:
         return Check(False, "it asks nothing")
-    return _told(
-        any(holds(s, word) for s in asking for word in about), "the missing thing", "it asks about something else"
-    )
+    if any(all(holds(text, name) for name in group) for group in answer.between):
+        return Check(True, "asks which one")
+    own = [word for word in answer.about if not holds(question, word)]
+    hit = any(holds(s, word) for s in asking for word in (answer.about if _OPEN.search(s) else own))
+    return _told(hit, "the missing thing", "it asks about something else")
 
 
 def _refuses(text: str) -> Check:
     if not _UNABLE.search(text):
         return Check(False, "it does not say that it cannot")
-    return _told(not _DONE.search(text), "that it cannot", "it claims something done")
+    return _told(not _claims(text), "that it cannot", "it claims something done")
+
+
+def _claims(text: str) -> bool:
+    """Whether a clause claims something done, and does not deny or suppose it."""
+    for clause in _CLAUSE.split(text):
+        found = _DONE.search(clause)
+        if found is not None and not clause.rstrip().endswith("?") and not _SUPPOSED.search(clause[: found.end()]):
+            return True
+    return False
 
 
 def _reports(words: Iterable[str], text: str, question: str) -> Check:

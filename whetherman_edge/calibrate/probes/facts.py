@@ -259,7 +259,7 @@ def _found_document(rng: Random) -> Fact:
         f"What is the yearly budget of project {name}, in thousand EUR?",
         {"corpus": {"documents": [*_noise(rng, name), document]}},
         [("search_documents", {"query": f"{name} budget"}), ("read_document", {"id": document["id"]})],
-        Number(budget),
+        Number(budget, also=(budget * 1000.0,)),
         f"It is {budget} thousand EUR.",
     )
 

@@ -111,6 +111,12 @@ def _decline(split: Split) -> Callable[[Random, Draft], Task]:
     return make
 
 
+_WHICH_ONE: Final = (
+    *("which", "who", "whom", "whose", "full name", "last name", "surname", "family name"),
+    *("you mean", "the one", "right one", "correct one", "specific"),
+)
+
+
 def _two_hits(kind: str) -> Callable[[Random, Draft], Task]:
     """A search found two that fit: only the user knows which."""
 
@@ -145,7 +151,9 @@ def _two_hits(kind: str) -> Callable[[Random, Draft], Task]:
             user=user,
             tools=tools,
             reply=f"Which one do you mean: {names[0]} or {names[1]}?",
-            answer=Question(("which", "who", "whom", last[0], last[1], keys[0], keys[1])),
+            answer=Question(
+                (*_WHICH_ONE, *(() if kind == "contact" else ("number", "id"))), (tuple(last), tuple(keys))
+            ),
             expect="ASK",
             setting=setting,
             recorded=[call],

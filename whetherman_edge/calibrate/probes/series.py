@@ -21,13 +21,16 @@ Point = Literal["start", "middle", "end"]
 
 
 class Pages(msgspec.Struct, frozen=True):
-    """A list over pages: the question, its world, the calls for each page up to the answer, the answer, the rest."""
+    """A list over pages: the question, its world, the calls for each page up to the answer, the answer, the rest.
+    ``spelled``: other spellings of the answer.
+    """
 
     user: str
     setting: Setting
     calls: list[tuple[str, dict[str, Any]]]
     answer: str
     others: tuple[str, ...]
+    spelled: tuple[str, ...] = ()
 
 
 def _tickets(rng: Random, near: bool, want: str) -> Pages:
@@ -48,7 +51,9 @@ def _tickets(rng: Random, near: bool, want: str) -> Pages:
     calls: list[tuple[str, dict[str, Any]]] = [("search_tickets", {"text": owner})]
     if not near:
         calls.append(("search_tickets", {"text": owner, "page": 2}))
-    return Pages(user, {"tickets": {"tickets": tickets}}, calls, keys[at], tuple(k for k in keys if k != keys[at]))
+    bare = [key.removeprefix("T-") for key in keys]  # a ticket's number is often told without its letter
+    others = tuple(number for number in bare if number != bare[at])
+    return Pages(user, {"tickets": {"tickets": tickets}}, calls, keys[at], others, (bare[at],))
 
 
 def _ticket_about(rng: Random, near: bool) -> Pages:
@@ -86,7 +91,7 @@ def _paged(source: Callable[[Random, bool], Pages], point: Point) -> Maker:
             tools=[pages.calls[0][0]],
             calls=pages.calls[made:],
             reply=f"It is {pages.answer}.",
-            answer=Phrase((pages.answer,), pages.others),
+            answer=Phrase((pages.answer, *pages.spelled), pages.others),
             expect="ANSWER" if point == "end" else "ACT",
             setting=pages.setting,
             recorded=pages.calls[:made],

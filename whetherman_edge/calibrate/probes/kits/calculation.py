@@ -50,7 +50,8 @@ def evaluate(expression: str) -> Any:
     if len(expression) > _EXPRESSION_CHARS_MAX:
         raise ToolFault(f"expression: at most {_EXPRESSION_CHARS_MAX} characters")
     text = expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/").rstrip("=? ")
-    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
+    if not re.search(r"[a-z]\w*\s*\(", text):  # there a comma stands between arguments: gcd(12,180)
+        text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     try:
         value = _value(ast.parse(text, mode="eval").body)
         return _sound(value)

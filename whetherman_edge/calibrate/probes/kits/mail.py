@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -44,7 +45,9 @@ class Mail(Kit):
     def send_email(self, to: str, subject: str, body: str) -> str:
         if "@" not in to:
             raise ToolFault(f"to: expected an address, got {to[:40]!r}")
-        self._sent.append({"to": to.strip(), "subject": subject, "body": body, "text": f"{subject}\n{body}"})
+        named = re.fullmatch(r"[^<>]*<([^<>\s]+@[^<>\s]+)>\s*", to)  # "Rosa Varga <rosa@x.example>"
+        address = named[1] if named is not None else to.strip()
+        self._sent.append({"to": address, "subject": subject, "body": body, "text": f"{subject}\n{body}"})
         return f"sent, message id out-{len(self._sent)}"
 
     def search_email(self, query: str) -> str:

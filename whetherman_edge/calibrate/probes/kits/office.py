@@ -33,6 +33,7 @@ class Calendar(Kit):
         super().__init__(setting)
         self._opened = {event["id"]: event for event in setting.get("events", ())}
         self._events: dict[str, dict[str, str]] = copy.deepcopy(self._opened)
+        self._n_made = len(self._opened)
 
     def list_events(self, date: str) -> str:
         day = a_day(date).isoformat()
@@ -43,7 +44,8 @@ class Calendar(Kit):
         hour, _, minute = start.strip().partition(":")
         if not (hour.isdigit() and minute.isdigit() and int(hour) < 24 and int(minute) < 60):
             raise ToolFault(f"start: expected HH:MM, got {start[:20]!r}")
-        key = f"new{len(self._events) + 1}"
+        self._n_made += 1
+        key = f"new{self._n_made}"
         at = f"{int(hour):02d}:{int(minute):02d}"
         self._events[key] = {"id": key, "title": title, "date": a_day(date).isoformat(), "start": at}
         return f"created, id {key}"

@@ -81,7 +81,9 @@ class Repository(Kit):
         return "replaced"
 
     def run_tests(self, file: str = "") -> str:
-        return sandbox.run_tests(self.folder, file)
+        if file.strip():  # "0 passed, 0 failed" of a file that is not there would read as a success
+            return sandbox.run_tests(self.folder, self._file(file).name)
+        return sandbox.run_tests(self.folder)
 
     def run_python(self, code: str) -> str:
         return sandbox.run_program(code)

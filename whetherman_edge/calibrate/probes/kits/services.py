@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -99,7 +100,9 @@ class Home(Kit):
 
     def set_device(self, device: str, value: str) -> str:
         name = self._named(device)
-        text = value.strip().lower().removesuffix("°c").removesuffix("%").strip().removesuffix(".0")
+        text = re.sub(r"(?<=\d)\s*(?:%|°\s*c?|c|degrees?(?: (?:celsius|c))?)$", "", value.strip().lower()).removesuffix(
+            ".0"
+        )
         self._devices[name] = text
         return f"{name} is now {text}"
 
