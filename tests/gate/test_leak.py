@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from itertools import pairwise
 
 import pytest
@@ -224,3 +225,17 @@ def test_a_whole_reply_is_read_past_the_hold() -> None:
 
 def test_an_answer_that_quotes_markup_is_no_call() -> None:
     assert not holds_call("Hermes models write `<tool_call>` around JSON.", NAMES)
+
+
+def test_a_model_that_writes_nothing_but_braces_holds_nobody_up() -> None:
+    def give_up(*_: object) -> None:
+        raise AssertionError("a search takes the square of the text")
+
+    previous = signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, 20.0)  # a guard, in seconds of work; the square would take ten minutes
+    try:
+        assert not holds_call("So: " + "{" * 200_000, NAMES)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, previous)
+    assert holds_call("So: {{" + CALL[1:] + "}", NAMES)

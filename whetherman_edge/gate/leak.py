@@ -77,7 +77,9 @@ _TOKEN = re.compile(
     r"""|"(?P<double>[^"\\]*(?:\\.[^"\\]*)*)"|'(?P<single>[^'\\]*(?:\\.[^'\\]*)*)'|(?P<scalar>[^\s{}\[\]:,"']+)""",
     re.DOTALL,
 )
-_EMBEDDED = re.compile(r"""\{+\s*["'](?:""" + "|".join(sorted(_FIRST_KEYS)) + r""")["']\s*:""")
+# Only from the first of several braces on: a small model that is stuck writes thousands of them, and a search that
+# begins at each takes the square of that.
+_EMBEDDED = re.compile(r"""(?<!\{)\{+\s*["'](?:""" + "|".join(sorted(_FIRST_KEYS)) + r""")["']\s*:""")
 
 
 class LeakDetector:
