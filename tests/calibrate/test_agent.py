@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from whetherman_edge.calibrate import agent
 from whetherman_edge.calibrate.agent import AgentClient
-from whetherman_edge.errors import UpstreamMissing
+from whetherman_edge.errors import UpstreamMissing, UsageError
 
 TOOL = {"type": "function", "function": {"name": "search", "description": "", "parameters": {"type": "object"}}}
 ASKED = [{"role": "user", "content": "hi"}]
@@ -157,6 +159,81 @@ async def test_garbage_is_an_error_and_not_a_reply(body: bytes) -> None:
     assert reply.error
     assert not reply.content
     assert not reply.calls
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"choices": [], "usage": ' + b'{"a":' * 100_000])
+async def test_a_body_that_is_nested_without_end_is_garbage_too(body: bytes) -> None:
+    async def handler(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    reply, _ = await ask(handler, pause=Waits(), retries=0)
+    assert "broke off" in reply.error
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_reply_without_end_is_left_and_not_asked_for_again(
+    streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "REPLY_BYTES_MAX", 1 << 20)
+    waits = Waits()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        kind = "text/event-stream" if streamed else "application/json"
+        response = web.StreamResponse(headers={"content-type": kind})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                await response.write(b"data: {}\n\n" * 5000)
+        return response
+
+    reply, _ = await ask(handler, pause=waits)
+    assert "at most 1 MiB" in reply.error
+    assert waits.seconds == []
+
+
+@pytest.mark.parametrize("count", [-5, -1e300, 1e300, 1 << 70, True, "12", None, [3]])
+async def test_counts_that_cannot_be_are_no_counts(count: object) -> None:
+    async def handler(_request: web.Request) -> web.Response:
+        usage = {"prompt_tokens": count, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": count}}
+        return web.json_response({"choices": [{"message": {"content": "hi"}}], "usage": usage})
+
+    reply, _ = await ask(handler)
+    assert not reply.error
+    assert (reply.prompt_tokens, reply.output_tokens, reply.cached_tokens) == (0, 0, None)
+
+
+@pytest.mark.parametrize("value", ["nan", "-3", "soon", "Mon, 01 Jan 0001 00:00:00 GMT", ""])
+async def test_a_retry_after_that_is_no_time_is_none(value: str) -> None:
+    answers = [web.Response(status=429, headers={"retry-after": value}), None]
+    waits = Waits()
+
+    async def handler(_request: web.Request) -> web.Response:
+        return answers.pop(0) or whole({"content": "hello"})
+
+    reply, _ = await ask(handler, pause=waits)
+    assert reply.content == "hello"
+    assert 0.5 <= waits.seconds[0] <= 1.5
+
+
+async def test_replies_that_are_asked_for_again_are_paid_for_too() -> None:
+    answers = [web.json_response({"choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 3}}), None]
+    paid: list[int] = []
+
+    async def handler(_request: web.Request) -> web.Response:
+        return answers.pop(0) or whole({"content": "hello"})
+
+    server = await serve(handler)
+    async with AgentClient(str(server.make_url("")), "m", pause=Waits()) as client:
+        client.on_reply = lambda reply: paid.append(reply.prompt_tokens)
+        await client.complete(ASKED)
+    await server.close()
+    assert paid == [11, 11]
+
+
+def test_an_address_without_a_scheme_is_told_apart_from_a_server_that_is_down() -> None:
+    with pytest.raises(UsageError, match="http://HOST:PORT"):
+        agent.check_endpoint("localhost:8080")
+    agent.check_endpoint("http://localhost:8080/v1")
 
 
 async def test_the_key_goes_into_the_header_and_nowhere_else() -> None:

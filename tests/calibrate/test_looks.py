@@ -81,6 +81,33 @@ async def test_a_spent_budget_needs_no_server(tmp_path: Path) -> None:
         assert upstream.n_requests == n_requests
 
 
+async def test_a_wait_that_the_budget_does_not_reach_to_is_not_waited(tmp_path: Path) -> None:
+    items = some(ITEMS, each=1)[:4]
+    waited: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        waited.append(seconds)
+
+    faults = Faults(refuse=1000, retry_after="500")
+    settings = Settings(kind="llamacpp", budget=Budget(seconds=300.0))
+    with (
+        ScriptedUpstream([item.probe for item in items], free, faults=faults) as upstream,
+        RunLog.open(tmp_path / "runs.jsonl") as log,
+    ):
+        async with AgentClient(upstream.url, "fake", pause=pause) as client:
+            assert (await Runner(client, items, log, settings).measure()).end == "budget"
+    assert waited == []
+
+
+async def test_probes_of_another_seed_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    with ScriptedUpstream([item.probe for item in ITEMS[:1]], free) as upstream:
+        with RunLog.open(path) as log:
+            await measure(upstream, ITEMS[:1], log)
+        with RunLog.open(path) as log, pytest.raises(UsageError, match="--seed 1, not 2"):
+            await measure(upstream, ITEMS[:1], log, Settings(kind="llamacpp", seed=2))
+
+
 async def test_replies_of_another_length_are_not_mixed(tmp_path: Path) -> None:
     items = some(ITEMS, each=1)[:4]
     path = tmp_path / "runs.jsonl"

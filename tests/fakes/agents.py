@@ -22,7 +22,8 @@ _NOTES = (*FIRST_STEP.values(), *LATER_STEP.values())
 
 
 class Faults:
-    """What the server does wrong. ``refuse``: so many requests get ``status`` first. ``garbage``: replies are no JSON.
+    """What the server does wrong. ``refuse``: so many requests get ``status`` first, and are
+    to wait ``retry_after`` seconds. ``garbage``: replies are no JSON.
     ``ignores_tools``: the prompt does not grow with tools. ``hold_after``: after so many requests it waits for ever.
     ``writes_calls``: calls stand in the text. ``leaks``: steering does not help. ``loops``: with all results there, the
     last call is made again until a note says that it would not help. ``wanders``: it calls on and on, each time with
@@ -41,6 +42,7 @@ class Faults:
         leaks: bool = False,
         loops: bool = False,
         wanders: bool = False,
+        retry_after: str = "0",
     ) -> None:
         self.refuse = refuse
         self.status = status
@@ -51,6 +53,7 @@ class Faults:
         self.leaks = leaks
         self.loops = loops
         self.wanders = wanders
+        self.retry_after = retry_after
 
 
 class ScriptedUpstream:
@@ -114,7 +117,8 @@ class ScriptedUpstream:
             raise web.HTTPServiceUnavailable
         if self.faults.refuse > 0:
             self.faults.refuse -= 1
-            return web.json_response({"error": {"message": "slow down"}}, status=self.faults.status)
+            headers = {"retry-after": self.faults.retry_after}
+            return web.json_response({"error": {"message": "slow down"}}, status=self.faults.status, headers=headers)
         if self.faults.garbage:
             return web.Response(body=b"\x00\xff not JSON", content_type="application/json")
         content, calls = self._reply(body)

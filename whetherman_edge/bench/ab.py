@@ -60,9 +60,11 @@ def register(verbs: Verbs) -> None:
 def run(parsed: argparse.Namespace) -> int:
     """Run, print, write. Ctrl-C ends it with the figures of what was done; ``--resume`` goes on."""
     from whetherman_edge.bench import ab_tasks
+    from whetherman_edge.calibrate.agent import check_endpoint
 
-    for name in ("repeats", "max_steps", "max_tokens"):
-        if getattr(parsed, name) < 1:
+    check_endpoint(parsed.agent_endpoint)
+    for name in ("repeats", "max_steps", "max_tokens", "limit"):
+        if getattr(parsed, name) is not None and getattr(parsed, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(parsed, name)}")
     found = ab_tasks.from_file(parsed.tasks, parsed.seed) if parsed.tasks else ab_tasks.pack(parsed.seed)
     for name, count in sorted(found.left_out.items()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
@@ -20,17 +21,30 @@ import msgspec
 
 from whetherman_edge.calibrate.written_calls import ToolCall, parse_arguments, read_calls
 from whetherman_edge.dialects.sse import EventReader
-from whetherman_edge.errors import UpstreamMissing
+from whetherman_edge.errors import UpstreamMissing, UsageError
 
 RETRIES_MAX = 6
 BACKOFF_S = 1.0
 BACKOFF_MAX_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 ERROR_CHARS_MAX = 300
+REPLY_BYTES_MAX = 8 << 20
+"""A reply of a few thousand tokens is some hundred kilobytes of events; what goes on beyond this has no end."""
+_TOKENS_MAX = 1e9
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _OUR_HEADERS = "x-whetherman-"
 
 Sleep = Callable[[float], Awaitable[None]]
+
+
+class _TooLarge(Exception):
+    """The reply is larger than REPLY_BYTES_MAX."""
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise UsageError for what is no address of a model server."""
+    if not re.match(r"https?://[^/\s]", endpoint):
+        raise UsageError(f"--agent-endpoint: expected http://HOST:PORT or https://HOST, got {endpoint[:100]!r}")
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +77,8 @@ class AgentClient:
 
     ``endpoint``: the server's root or its ``/v1``. ``temperature``: sent with every request that names no other.
     ``max_tokens``: of one reply. ``timeout_s``: of one reply, None for no limit. ``pause``: how a retry waits.
-    ``on_reply``: told of every reply that is returned; what it raises ends the call.
+    ``on_reply``: told of every reply, those that are asked for again among them, since they are paid for too;
+    ``on_wait``: told how many seconds a retry waits, before it does. What either raises ends the call.
     """
 
     def __init__(
@@ -80,7 +95,7 @@ class AgentClient:
         pause: Sleep = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        root = endpoint.rstrip("/")
+        root = endpoint.rstrip("/").removesuffix("/chat/completions").rstrip("/")
         self.endpoint = root
         self.url = (root if root.endswith("/v1") else root + "/v1") + "/chat/completions"
         self.model = model
@@ -88,6 +103,7 @@ class AgentClient:
         self.max_tokens = max_tokens
         self.n_retried = 0
         self.on_reply: Callable[[Reply], None] = lambda _reply: None
+        self.on_wait: Callable[[float], None] = lambda _seconds: None
         self._retries = retries
         self._pause = pause
         self._rng = rng or random.Random()  # jitter, no secret
@@ -145,12 +161,13 @@ class AgentClient:
         tries = 0
         while True:
             reply, wait_s = await self._once(body, offered, headers or {})
+            self.on_reply(reply)
             if wait_s is None or tries >= self._retries:
-                self.on_reply(reply)
                 return reply
             tries += 1
             self.n_retried += 1
             backoff = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** (tries - 1)) * (0.5 + self._rng.random())
+            self.on_wait(max(wait_s, backoff))
             await self._pause(max(wait_s, backoff))
 
     async def _once(
@@ -164,7 +181,7 @@ class AgentClient:
         try:
             async with self._session.post(self.url, data=body, headers=self._headers | dict(headers)) as response:
                 if response.status != 200:
-                    text = (await response.text(errors="replace"))[:ERROR_CHARS_MAX]
+                    text = (await _body(response, ERROR_CHARS_MAX)).decode("utf-8", "replace")
                     error = Reply(
                         error=f"HTTP {response.status}: {text}",
                         status=response.status,
@@ -178,7 +195,10 @@ class AgentClient:
                 f"expected a model server at {self.url}, but nothing answers ({exc.strerror or 'no connection'}); "
                 "start it, or correct --agent-endpoint"
             ) from exc
-        except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
+        except _TooLarge:
+            error = f"expected at most {REPLY_BYTES_MAX >> 20} MiB in a reply, got more"
+            return Reply(error=error, seconds=time.monotonic() - started), None
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as exc:
             kind = type(exc).__name__
             return Reply(error=f"{kind}: the reply broke off", seconds=time.monotonic() - started), 0.0
         return reply, (0.0 if reply.error else None)
@@ -251,7 +271,7 @@ class _Gathered:
         if not isinstance(index, int):
             index = place
         kept = self.calls.get(index)
-        known = kept is not None and (not call.get("id") or call["id"] == kept["id"])
+        known = kept is not None and (not call.get("id") or str(call["id"]) == kept["id"])
         if kept is None or not known:
             index = index if kept is None else max(self.calls) + 1  # some servers give every call index 0 (S03)
             kept = self.calls[index] = {"id": str(call.get("id") or f"call_{index}"), "name": "", "raw": ""}
@@ -301,10 +321,17 @@ async def _read(response: aiohttp.ClientResponse, offered: Sequence[str], starte
     gathered = _Gathered(started)
     streamed = response.content_type == "text/event-stream"
     if not streamed:
-        gathered.take(msgspec.json.decode(await response.read()))
+        body = await _body(response, REPLY_BYTES_MAX + 1)
+        if len(body) > REPLY_BYTES_MAX:
+            raise _TooLarge
+        gathered.take(msgspec.json.decode(body))
         return gathered.reply(offered, _ours(response.headers), streamed=False)
     reader = EventReader()
+    n_bytes = 0
     async for piece in response.content.iter_any():
+        n_bytes += len(piece)
+        if n_bytes > REPLY_BYTES_MAX:
+            raise _TooLarge
         for event in reader.feed(piece):
             gathered.take_event(event)
     for event in reader.close():
@@ -312,8 +339,19 @@ async def _read(response: aiohttp.ClientResponse, offered: Sequence[str], starte
     return gathered.reply(offered, _ours(response.headers), streamed=True)
 
 
+async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """The first ``most`` bytes of a body."""
+    parts = bytearray()
+    while len(parts) < most and (piece := await response.content.read(most - len(parts))):
+        parts += piece
+    return bytes(parts)
+
+
 def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) else None
+    """A number of tokens; None for what cannot be one, which must not lower what was spent, nor break the log."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _TOKENS_MAX:
+        return None
+    return int(value)
 
 
 def _ours(headers: Mapping[str, str]) -> dict[str, str]:
@@ -328,6 +366,6 @@ def _retry_after(headers: Mapping[str, str]) -> float:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return 0.0
-    return min(max(seconds, 0.0), 600.0)
+    return min(max(0.0, seconds), 600.0)  # in this order: NaN is no time to wait

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import msgspec
 
 from whetherman_edge import __version__
-from whetherman_edge.calibrate.agent import AgentClient
+from whetherman_edge.calibrate.agent import AgentClient, check_endpoint
 from whetherman_edge.calibrate.run_log import RunLog
 from whetherman_edge.calibrate.runner import Budget, Measured, Progress, Runner, Settings
 from whetherman_edge.config import UpstreamKind
@@ -183,10 +183,11 @@ def pack(seed: int) -> list[Item]:
 async def _kind(endpoint: str) -> str:
     from whetherman_edge.service.discovery import kind_of
 
-    return await kind_of(endpoint.rstrip("/").removesuffix("/v1"))
+    return await kind_of(endpoint.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1"))
 
 
 def _check(args: argparse.Namespace) -> None:
+    check_endpoint(args.agent_endpoint)
     if not is_name(args.name):
         raise UsageError(f"--name: expected letters, digits or . _ + @ -, got {args.name[:64]!r}")
     for flag, value in (("--workers", args.workers), ("--runs", args.runs), ("--max-tokens", args.max_tokens)):

@@ -147,6 +147,7 @@ class Runner:
         for line in rejudge.current(log.runs, self._items):
             self._runs.setdefault(line.probe, []).append(line)
         client.on_reply = self._spend
+        client.on_wait = self._check_budget
 
     async def measure(self) -> Measured:
         """All of it. Raises UpstreamMissing when nothing listens there at the start."""
@@ -180,6 +181,11 @@ class Runner:
             raise UsageError(
                 f"{self._log.path} is a calibration of {starts[0].model!r}, not of {self._client.model!r}; "
                 "choose another --name"
+            )
+        if starts and starts[0].seed != self._settings.seed:
+            raise UsageError(
+                f"{self._log.path} was measured with --seed {starts[0].seed}, not {self._settings.seed}: none of its "
+                "runs would count; use the same, or choose another --name"
             )
         max_tokens = self._client.max_tokens
         if starts and starts[0].max_tokens not in (0, max_tokens):
@@ -302,9 +308,10 @@ class Runner:
         self._log.add(SpentLine(reply.prompt_tokens, reply.output_tokens, round(reply.seconds, 4)))
         self._check_budget()
 
-    def _check_budget(self) -> None:
+    def _check_budget(self, wait_s: float = 0.0) -> None:
+        """Raise BudgetReached when it is spent, or would be after a wait: a server in trouble may ask for an hour."""
         budget = self._settings.budget
-        if budget.seconds is not None and self._clock() - self._started >= budget.seconds:
+        if budget.seconds is not None and self._clock() - self._started + wait_s >= budget.seconds:
             raise BudgetReached
         if budget.usd is not None and budget.cost(self._prompt, self._output) >= budget.usd:
             raise BudgetReached
