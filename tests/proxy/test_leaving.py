@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -33,6 +34,7 @@ from tests.fakes.upstream import (
     text_stream,
     tool_call,
 )
+from whetherman_edge.proxy.http_server import AHEAD_MAX
 
 PATH = "/v1/chat/completions"
 STREAM = body_of({**CHAT, "stream": True})
@@ -334,6 +336,24 @@ async def test_s05_a_client_that_leaves_with_pipelined_requests_behind_it_is_see
         await client.send((head.encode() + STREAM) * 3)
         seen = await arrived
         client.abort()
+        async with asyncio.timeout(PATIENCE_S):
+            await seen.closed.wait()
+        assert await metric(url, "client_closed_total") == 1
+    assert len(upstream.requests) == 1
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="the kernel does not tell")
+@pytest.mark.parametrize("how", ["close", "reset"])
+async def test_s05_a_client_that_leaves_with_more_sent_ahead_than_is_read_is_seen(upstream, serve, judge, how):
+    """Nothing is read from it then, so its end is looked for."""
+    upstream.default = hang
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(STREAM)}\r\n\r\n"
+    async with serve() as url, Client(url) as client:
+        arrived = asyncio.ensure_future(upstream.next_request())
+        await asyncio.sleep(0)
+        await client.send((head.encode() + STREAM) * (AHEAD_MAX + 4))
+        seen = await arrived
+        leave(client, how)
         async with asyncio.timeout(PATIENCE_S):
             await seen.closed.wait()
         assert await metric(url, "client_closed_total") == 1

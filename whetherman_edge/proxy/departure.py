@@ -1,7 +1,8 @@
 """Notices that a client has left while nothing is read from it.
 
-A body that is passed on to an upstream which does not take it stops the reading, and with it the news of the client's
-end: its FIN stands behind bytes that nobody reads, often still in the client's own kernel. Linux tells both ends apart.
+Where more has come than is kept (a body that the upstream does not take, requests sent ahead), the reading stops, and
+with it the news of the client's end: its FIN stands behind bytes that nobody reads, often still in the client's own
+kernel. Linux tells both ends apart.
 """
 
 from __future__ import annotations
@@ -23,26 +24,24 @@ _TABLES = {socket.AF_INET: Path("/proc/net/tcp"), socket.AF_INET6: Path("/proc/n
 
 
 class DepartureWatch:
-    """Aborts a client's transport when the client has left. ``blind``: nothing is being read from it just now."""
+    """Aborts a client's transport when the client has left; made when the reading stops, stopped when it goes on."""
 
-    __slots__ = ("_loop", "_timer", "_transport", "blind")
+    __slots__ = ("_loop", "_timer", "_transport")
 
-    def __init__(self, transport: asyncio.Transport | None) -> None:
-        self.blind = False
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
+        self._loop = loop
+        self._timer = loop.call_later(LOOK_EVERY_S, self._look)
 
     def stop(self) -> None:
         """Look no more."""
         self._timer.cancel()
 
     def _look(self) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
+        if self._transport.is_closing():
             return
-        if self.blind and has_left(transport.get_extra_info("socket")):
-            transport.abort()
+        if has_left(self._transport.get_extra_info("socket")):
+            self._transport.abort()
             return
         self._timer = self._loop.call_later(LOOK_EVERY_S, self._look)
 

@@ -18,6 +18,7 @@ import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from whetherman_edge.proxy.connection import Headers
+from whetherman_edge.proxy.departure import DepartureWatch
 from whetherman_edge.proxy.request import Request, Version
 from whetherman_edge.proxy.sending import Sending
 
@@ -65,7 +66,6 @@ class ClientConnection(Sending):
         "_n_unproductive",
         "_over",
         "_parser",
-        "_paused",
         "_productive",
         "_receiving",
         "_refusal",
@@ -75,6 +75,7 @@ class ClientConnection(Sending):
         "_target",
         "_task",
         "_timer",
+        "_watch",
         "fresh",
         "idle_since_s",
         "over_tcp",
@@ -99,7 +100,7 @@ class ClientConnection(Sending):
         self._productive = False
         self._n_unproductive = 0
         self._n_held = 0
-        self._paused = False
+        self._watch: DepartureWatch | None = None  # nothing is read for now
         self.fresh = True
         self.idle_since_s = 0.0
         self.over_tcp = True
@@ -121,8 +122,9 @@ class ClientConnection(Sending):
     def taken(self, n_bytes: int) -> None:
         """Body bytes have been read."""
         self._n_held -= n_bytes
-        if self._paused and self._n_held <= HELD_BYTES_MAX and len(self._ahead) < AHEAD_MAX:
-            self._paused = False
+        if self._watch is not None and self._n_held <= HELD_BYTES_MAX and len(self._ahead) < AHEAD_MAX:
+            self._watch.stop()
+            self._watch = None
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.resume_reading()
 
@@ -158,6 +160,8 @@ class ClientConnection(Sending):
         self._parser = None  # it holds our bound methods: a cycle
         if self._timer is not None:
             self._timer.cancel()
+        if self._watch is not None:
+            self._watch.stop()
         if self._receiving is not None:
             self._receiving.fail(ConnectionResetError("the client has gone"))
         self._receiving = None
@@ -185,8 +189,8 @@ class ClientConnection(Sending):
             if self._n_unproductive > HEAD_BYTES_MAX:
                 self._refuse("HeadTooLong")
         full = self._n_held > HELD_BYTES_MAX or len(self._ahead) >= AHEAD_MAX
-        if full and not self._paused and self.transport is not None and not self.transport.is_closing():
-            self._paused = True
+        if full and self._watch is None and self.transport is not None and not self.transport.is_closing():
+            self._watch = DepartureWatch(self.transport, self._loop)
             self.transport.pause_reading()
 
     # ---- for the parser ------------------------------------------------------------------------------------------

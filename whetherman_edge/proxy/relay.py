@@ -12,7 +12,6 @@ import msgspec
 
 from whetherman_edge.dialects.dialect import ErrorShape
 from whetherman_edge.dialects.error_shapes import openai_error
-from whetherman_edge.proxy.departure import DepartureWatch
 from whetherman_edge.proxy.request import Request
 from whetherman_edge.proxy.tally import Tally
 from whetherman_edge.proxy.upstream import Headers, UpstreamResponse
@@ -252,10 +251,7 @@ async def read_body(request: Request, bytes_max: int) -> tuple[bytes, bool]:
 
 
 class BodyStream:
-    """A request body passed on as it arrives: what was read already, then the rest. ``too_large``: it hit the cap.
-
-    While the upstream takes none of it, it is seen to that a client that leaves is noticed.
-    """
+    """A request body passed on as it arrives: what was read already, then the rest. ``too_large``: it hit the cap."""
 
     def __init__(self, request: Request, head: bytes = b"", bytes_max: int | None = None) -> None:
         self._request = request
@@ -266,22 +262,16 @@ class BodyStream:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = len(self._head)
         part, self._head = self._head, b""
-        watch = DepartureWatch(self._request.connection.transport)
-        try:
-            while True:
-                if part:
-                    watch.blind = True
-                    yield part
-                    watch.blind = False
-                if self._request.at_end:
-                    return
-                part = await self._request.chunk()
-                size += len(part)
-                if self._bytes_max is not None and size > self._bytes_max:
-                    self.too_large = True
-                    raise OverflowError("request body over the cap")
-        finally:
-            watch.stop()
+        while True:
+            if part:
+                yield part
+            if self._request.at_end:
+                return
+            part = await self._request.chunk()
+            size += len(part)
+            if self._bytes_max is not None and size > self._bytes_max:
+                self.too_large = True
+                raise OverflowError("request body over the cap")
 
 
 def _is_cross_origin_word(key: bytes) -> bool:
