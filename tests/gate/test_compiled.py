@@ -15,7 +15,7 @@ from tests.gate.chats import WEATHER, calls, chat_of, result, says, system, tool
 from whetherman_edge.dialects.chat import ChatView, Message
 from whetherman_edge.dialects.openai_chat import view
 from whetherman_edge.dialects.tool_cache import ToolCache
-from whetherman_edge.gate.compiled import TEXTS_A_GENERATION, CompiledGate
+from whetherman_edge.gate.compiled import HOPS_KEPT_MAX, TEXTS_A_GENERATION, CompiledGate
 from whetherman_edge.gate.features import SCALAR_NAMES, user_scalars
 from whetherman_edge.gate.outline import DIALOGUES_KEPT_MAX, Outliner
 from whetherman_edge.gate.records import VECTOR_AT, pack_text
@@ -192,6 +192,19 @@ def test_texts_are_kept_within_two_generations(gate: StaticGate) -> None:
         gate.judge(chat_of(user(f"text {n}"), tools=[SEARCH]))
     reader = compiled(gate)._reader
     assert len(reader._young) + len(reader._old) <= 2 * TEXTS_A_GENERATION
+
+
+def test_what_is_kept_of_ever_new_tool_lists_is_bounded(gate: StaticGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whetherman_edge.router.tool_lru.LIST_TOOLS_MAX", 50)
+    turns = (user("delete A17"), calls("web_search", {"q": "A17"}), result('{"order_id": 3, "customerId": "C-9"}'))
+    for n in range(30):
+        new = tool(f"tool_{n}", "Does it.", required=("order_id",))
+        gate.judge(chat_of(*turns, tools=[new, *[SEARCH, DELETE, WEATHER] * 3]))
+    inside = compiled(gate)
+    assert inside._tools.n_tools <= 50
+    kept = inside._reader.kept('{"order_id": 3, "customerId": "C-9"}')
+    assert kept.hops is not None
+    assert len(kept.hops) <= HOPS_KEPT_MAX
 
 
 def dialogue(n: int, start: str = "") -> tuple[Message, ...]:

@@ -197,14 +197,14 @@ def test_int8_directions():
 
 
 def test_caches_are_bounded(scorer, monkeypatch):
-    monkeypatch.setattr("whetherman_edge.router.scorer.SLATES_CACHED_MAX", 3)
-    monkeypatch.setattr("whetherman_edge.router.scorer.TOOLS_CACHED_MAX", 5)
+    monkeypatch.setattr("whetherman_edge.router.tool_lru.LISTS_MAX", 3)
+    monkeypatch.setattr("whetherman_edge.router.tool_lru.TOOLS_MAX", 5)
+    monkeypatch.setattr("whetherman_edge.router.scorer.LISTS_MAX", 3)
     for i in range(20):
         scorer.route("rain", {f"a{i}": "x", f"b{i}": {"description": "y"}})
     assert len(scorer._slates) <= 3
     assert len(scorer._tools) <= 5
     assert len(scorer._routes) <= 3
-    assert scorer._slate_tools == sum(s.n_tools for s in scorer._slates.values())
 
 
 @pytest.mark.parametrize("config", [b"{", b"[]", b"{}", b'{"mix": [1, 2]}', b'{"mix": "x"}', b"\xff"])

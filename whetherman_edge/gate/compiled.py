@@ -8,7 +8,6 @@ and what runs where nothing is compiled; ``tests/gate/test_compiled.py`` holds t
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
@@ -40,17 +39,19 @@ from whetherman_edge.gate.text_signals import (
     look_at_result,
     name_words,
 )
-from whetherman_edge.gate.tool_signals import TOOLSETS_CACHED_MAX, ToolReader
+from whetherman_edge.gate.tool_signals import ToolReader
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.kernels import GateKernels
 from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import RouterTable
+from whetherman_edge.router.tool_lru import ListLru
 
 # Two generations of texts: what was used since the last change of generations stays. About 5 KB a text.
 TEXTS_A_GENERATION: Final = 192
 CALLS_READ_MAX: Final = 8  # of this turn, whose arguments are compared with the user's words
 FAILED_READ_MAX: Final = 8
 MASKS_KEPT_MAX: Final = 8  # of one tool list: as many dialogues as are kept
+HOPS_KEPT_MAX: Final = 8  # of one result: it is rarely seen with more than one tool list
 FAILED_CHARS: Final = 200
 _WHOLE: Final = HEAD_CHARS_MAX + TAIL_CHARS_MAX
 _NUMBERS: Final = struct.Struct("<16i")
@@ -129,7 +130,7 @@ class CompiledGate:
         self._reader = TextRecords(scorer.table, kernels, dense.projection.shape[2])
         self._texts = self._reader.texts
         self._tool_reader = ToolReader(self._texts)
-        self._tools: OrderedDict[bytes, KeptTools] = OrderedDict()
+        self._tools: ListLru[KeptTools] = ListLru()
         self._outliner = Outliner()
         self._pooled_at = VECTOR_AT + 4 * scorer.table.dim
         self._scratch = bytearray(1 << 14)
@@ -268,6 +269,8 @@ class CompiledGate:
             result.hops = {}
         found = result.hops.get(tools.key)
         if found is None:
+            if len(result.hops) >= HOPS_KEPT_MAX:
+                result.hops.clear()
             lists = [arguments for pair in zip(tools.required, tools.identifiers, strict=True) for arguments in pair]
             counts = [min(255, sum([bool(words) and words <= keys for words in arguments])) for arguments in lists]
             found = result.hops[tools.key] = bytes(counts)
@@ -290,7 +293,6 @@ class CompiledGate:
     def _toolset(self, tools: Sequence[Tool], key: bytes) -> KeptTools:
         found = self._tools.get(key)
         if found is not None:
-            self._tools.move_to_end(key)
             return found
         slate = self._scorer.slate(tools, key)
         signals = self._tool_reader.combined(tools, slate, key)
@@ -306,10 +308,7 @@ class CompiledGate:
         room = 8 * (12 * slate.n_tools + len(slate.example_tool)) + 4 * 4096
         if len(self._scratch) < room:
             self._scratch = bytearray(room)
-        self._tools[key] = found
-        if len(self._tools) > TOOLSETS_CACHED_MAX:
-            self._tools.popitem(last=False)
-        return found
+        return self._tools.put(key, found, len(tools))
 
 
 class TextRecords:

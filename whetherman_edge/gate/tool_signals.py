@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
@@ -18,11 +17,10 @@ from whetherman_edge.gate.text_signals import NAMES_CACHED_MAX, Embedded, TextRe
 from whetherman_edge.gate.tool_effect import effect
 from whetherman_edge.router.lexical import Stems
 from whetherman_edge.router.prototype import Slate
+from whetherman_edge.router.tool_lru import ListLru, ToolLru
 
 F32Matrix = npt.NDArray[np.float32]
 
-TOOLSETS_CACHED_MAX: Final = 64
-TOOLS_CACHED_MAX: Final = 1024  # as many as the dialects keep parsed; about 4 KB each
 DESCRIPTION_CHARS_MAX: Final = 400
 MEMO_MAX: Final = 32  # of one text: a text is rarely seen with more than one tool list
 
@@ -82,38 +80,20 @@ class ToolReader:
 
     def __init__(self, texts: TextReader) -> None:
         self._texts = texts
-        self._tools: OrderedDict[bytes, ToolSignals] = OrderedDict()
-        self._sets: OrderedDict[bytes, ToolsetSignals] = OrderedDict()
+        self._tools: ToolLru[ToolSignals] = ToolLru()
+        self._sets: ListLru[ToolsetSignals] = ListLru()
 
     def toolset(self, tools: Sequence[Tool], slate: Slate, key: bytes) -> ToolsetSignals:
         """Signals of a non-empty list. ``slate``: the router's slate of the same list; ``key`` names the list."""
         found = self._sets.get(key)
         if found is not None:
-            self._sets.move_to_end(key)
             return found
-        found = self._sets[key] = _combine(key, self._signals_of(tools), slate, embeds=True)
-        if len(self._sets) > TOOLSETS_CACHED_MAX:
-            self._sets.popitem(last=False)
-        return found
+        signals = self._tools.each(tools, self._looked_at)
+        return self._sets.put(key, _combine(key, signals, slate, embeds=True), len(tools))
 
     def combined(self, tools: Sequence[Tool], slate: Slate, key: bytes) -> ToolsetSignals:
         """As ``toolset``, for a caller that keeps what it makes of it and wants no ``embedded``."""
-        return _combine(key, self._signals_of(tools), slate, embeds=False)
-
-    def _signals_of(self, tools: Sequence[Tool]) -> list[ToolSignals]:
-        """Signals of tools, in order."""
-        known = self._tools
-        missing = {tool.key: tool for tool in tools if tool.key not in known}
-        fresh = dict(zip(missing, self._looked_at(list(missing.values())), strict=True)) if missing else {}
-        found: list[ToolSignals] = []
-        for tool in tools:
-            signals = known.get(tool.key) or fresh[tool.key]
-            known[tool.key] = signals
-            known.move_to_end(tool.key)
-            found.append(signals)
-        while len(known) > TOOLS_CACHED_MAX:
-            known.popitem(last=False)
-        return found
+        return _combine(key, self._tools.each(tools, self._looked_at), slate, embeds=False)
 
     def _looked_at(self, tools: Sequence[Tool]) -> list[ToolSignals]:
         """Signals of tools not met before; their texts are read together."""

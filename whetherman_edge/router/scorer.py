@@ -7,9 +7,8 @@ and the native kernels.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,13 +24,10 @@ from whetherman_edge.router.identity_head import IdentityHead
 from whetherman_edge.router.lexical import Stems, StemTable
 from whetherman_edge.router.prototype import CHANNELS, Embedder, Prototype, Slate
 from whetherman_edge.router.table import RouterTable
+from whetherman_edge.router.tool_lru import LISTS_MAX, ListLru, ToolLru
 
 F64Vector = npt.NDArray[np.float64]
 I32Vector = npt.NDArray[np.int32]
-
-TOOLS_CACHED_MAX: Final = 1024  # as many as the dialects keep parsed; about 4 KB each
-SLATES_CACHED_MAX: Final = 64
-SLATE_TOOLS_CACHED_MAX: Final = 2048  # over all cached slates: about 2.5 KB a tool, 5 MB at most
 
 
 class Scores(msgspec.Struct, frozen=True, gc=False):
@@ -70,26 +66,17 @@ class Scorer:
         if self._mix.shape != (len(CHANNELS),) or not np.isfinite(self._mix).all():
             raise fault(artifact.path, f"config: expected {len(CHANNELS)} finite mixing weights")
         self._head = head
-        self._tools: OrderedDict[bytes, Prototype] = OrderedDict()
-        self._slates: OrderedDict[bytes, Slate] = OrderedDict()
-        self._slate_tools = 0
+        self._tools: ToolLru[Prototype] = ToolLru()
+        self._slates: ListLru[Slate] = ListLru()
         self._routes: dict[tuple[Any, ...], Slate] = {}
 
     def slate(self, tools: Sequence[Tool | ToolCard], key: bytes = b"") -> Slate:
         """The slate of ``tools``; ``key`` names this very list (b"" = the tools' own keys joined)."""
         key = key or b"".join([tool.key for tool in tools])
-        slate = self._slates.get(key)
-        if slate is not None:
-            self._slates.move_to_end(key)
-            return slate
-        slate = self._embedder.slate(self._prototypes(tools))
-        self._slates[key] = slate
-        self._slate_tools += slate.n_tools
-        while len(self._slates) > 1 and (
-            len(self._slates) > SLATES_CACHED_MAX or self._slate_tools > SLATE_TOOLS_CACHED_MAX
-        ):
-            self._slate_tools -= self._slates.popitem(last=False)[1].n_tools
-        return slate
+        found = self._slates.get(key)
+        if found is not None:
+            return found
+        return self._slates.put(key, self._embedder.slate(self._prototypes(tools)), len(tools))
 
     def prepare(self, tools: Sequence[Tool | ToolCard]) -> None:
         """Embed some tools ahead of ``slate``, for a caller that must not be held for hundreds of new ones at once."""
@@ -156,26 +143,18 @@ class Scorer:
                 return self.slate(cards_of(options))
         if slate is None:
             slate = self.slate(cards_of(options))
-            if len(self._routes) >= SLATES_CACHED_MAX:
+            if len(self._routes) >= LISTS_MAX:
                 self._routes.clear()
             self._routes[key] = slate
         return slate
 
     def _prototypes(self, tools: Sequence[Tool | ToolCard]) -> list[Prototype]:
-        """Prototypes of ``tools``, in order; those not cached are embedded together."""
-        cache = self._tools
-        missing = {tool.key: tool for tool in tools if tool.key not in cache}
-        cards = [tool if isinstance(tool, ToolCard) else from_tool(tool) for tool in missing.values()]
-        fresh = dict(zip(missing, self._embedder.prototypes(cards), strict=True)) if cards else {}
-        found = []
-        for tool in tools:
-            prototype = cache.get(tool.key) or fresh[tool.key]
-            cache[tool.key] = prototype
-            cache.move_to_end(tool.key)
-            found.append(prototype)
-        while len(cache) > TOOLS_CACHED_MAX:
-            cache.popitem(last=False)
-        return found
+        """Prototypes of ``tools``, in order; those not kept are embedded together."""
+
+        def embed(missing: list[Tool | ToolCard]) -> list[Prototype]:
+            return self._embedder.prototypes([one if isinstance(one, ToolCard) else from_tool(one) for one in missing])
+
+        return self._tools.each(tools, embed)
 
 
 def check_query(query: object, loc: tuple[str | int, ...] = ("body", "query")) -> None:

@@ -22,6 +22,7 @@ from whetherman_edge.dialects.system_one_answer import Judgement
 from whetherman_edge.router.card import ToolCard, make_card
 from whetherman_edge.router.prototype import Slate
 from whetherman_edge.router.scorer import Scorer, softmax
+from whetherman_edge.router.tool_lru import ListLru
 
 F64Vector = npt.NDArray[np.float64]
 F64Matrix = npt.NDArray[np.float64]
@@ -33,9 +34,6 @@ SENTENCES_MAX: Final = 24
 
 TEXTS_CACHED_MAX: Final = 2048
 """Vectors of instructions, outcomes and levels: 2 KB each."""
-
-SLATES_CACHED_MAX: Final = 32
-"""Option lists that were asked lately."""
 
 PORTION: Final = 8
 """Options embedded in one go: some 0.5 ms when all are new."""
@@ -132,7 +130,7 @@ class TypedJudge:
     def __init__(self, scorer: Scorer) -> None:
         self._scorer = scorer
         self._texts: OrderedDict[str, F64Vector] = OrderedDict()
-        self._slates: OrderedDict[tuple[Option, ...], Slate] = OrderedDict()
+        self._slates: ListLru[Slate] = ListLru()
         self._read: tuple[str, _Reading] | None = None
         axes = np.stack([self._embed(high) - self._embed(low) for high, low in _DIRECTIONS])
         self._axes: F64Matrix = axes / np.maximum(np.linalg.norm(axes, axis=1, keepdims=True), 1e-9)
@@ -142,7 +140,7 @@ class TypedJudge:
 
     def portions(self, question: Question) -> Iterator[None]:
         """Embed the options of a choice a few at a time; 255 new ones take too long for one go."""
-        if isinstance(question, Choice) and question.options not in self._slates:
+        if isinstance(question, Choice) and self._slates.get(question.options) is None:
             for start in range(0, len(question.options), PORTION):
                 self._scorer.prepare([_card(option) for option in question.options[start : start + PORTION]])
                 yield
@@ -173,12 +171,8 @@ class TypedJudge:
         """The slate of these options. Comparing them with the last ones' costs less than a digest of each."""
         found = self._slates.get(options)
         if found is not None:
-            self._slates.move_to_end(options)
             return found
-        slate = self._slates[options] = self._scorer.slate([_card(option) for option in options])
-        if len(self._slates) > SLATES_CACHED_MAX:
-            self._slates.popitem(last=False)
-        return slate
+        return self._slates.put(options, self._scorer.slate([_card(option) for option in options]), len(options))
 
     def noul(self, subject: str, question: Noul) -> float:
         """Probability of yes.
