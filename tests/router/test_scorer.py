@@ -196,6 +196,15 @@ def test_int8_directions():
     assert to_int8(np.array([[2.0, -4.0, 1.0], [0.0, 0.0, 0.0]])).tolist() == [[64, -127, 32], [0, 0, 0]]
 
 
+def test_cards_that_differ_have_keys_that_differ():
+    cards = [
+        *(make_card("a", "b"), make_card("ab", ""), make_card("a", "", ["b"]), make_card("a", "", [], ["b"])),
+        *(make_card("a", "", ["b", "c"]), make_card("a", "", ["b"], ["c"]), make_card("a", "", [], ["b", "c"])),
+        *(make_card("a", "", ["\0", "b"]), make_card("a", "", [], ["b", "\0"])),
+    ]
+    assert len({card.key for card in cards}) == len(cards)
+
+
 def test_caches_are_bounded(scorer, monkeypatch):
     monkeypatch.setattr("whetherman_edge.router.tool_lru.LISTS_MAX", 3)
     monkeypatch.setattr("whetherman_edge.router.tool_lru.TOOLS_MAX", 5)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whetherman_edge.errors import ArtifactError
+from whetherman_edge.kernels import load
 from whetherman_edge.router.table import CHARS_PER_TOKEN_MAX, RouterTable, chunks_of
 
 pieces = st.sampled_from(
@@ -65,6 +66,13 @@ def test_odd_text_takes_the_library_path():
     assert chunks_of("a\x00b") is None
     assert chunks_of("[MASK] it") is None
     assert chunks_of("What's\tup?\n[mask]") == ["what's", "up?", "[mask]"]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb \u00e9", "x" + "\u0315" * 40 + "\ud800"])
+def test_half_a_surrogate_pair_is_a_question_mark(table, text):
+    asked = text.replace("\ud800", "?").replace("\udfff", "?")
+    assert table.token_list(text) == table.token_list(asked)
+    assert RouterTable.open(kernels=load("best")).token_list(text) == table.token_list(asked)
 
 
 def test_endless_text_is_cut(table):

@@ -132,8 +132,8 @@ def _card(name: object, value: object, loc: tuple[str | int, ...]) -> ToolCard:
 
 def make_card(name: str, description: str, parameters: Sequence[str] = (), examples: Sequence[str] = ()) -> ToolCard:
     """A card with its key computed from all fields."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (name, description, *parameters, "\x00", *examples):
+    digest = hashlib.blake2b(len(parameters).to_bytes(4, "little"), digest_size=16)
+    for part in (name, description, *parameters, *examples):
         raw = part.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(4, "little"))
         digest.update(raw)

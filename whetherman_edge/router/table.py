@@ -170,4 +170,6 @@ class RouterTable:
         return ids
 
     def _library_ids(self, text: str) -> list[int]:
+        if not text.isascii():
+            text = text.encode(errors="replace").decode()  # the library refuses half a surrogate pair
         return self._library.encode(text, add_special_tokens=False).ids
