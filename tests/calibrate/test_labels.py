@@ -16,6 +16,9 @@ T, F = True, False
     [
         ((), (), "open", None, False),
         ((T,), (), "open", None, False),
+        ((), (T,), "open", None, False),  # right without once, at temperature 0: luck perhaps
+        ((T,), (T,), "open", None, False),
+        ((F,), (T,), "open", None, True),
         ((T,), (T, T), "not_needed", False, False),
         ((), (T, T), "not_needed", False, False),
         ((F,), (T, T), "not_needed", False, True),

@@ -127,13 +127,48 @@ def test_the_arm_that_saves_most_is_taken_and_a_note_where_it_is_about_equal() -
     assert interventions.choose({}, arms) == interventions.DEFAULT_ARM
 
 
-def test_new_failures_cost_a_run_each() -> None:
+def test_an_arm_that_fails_fast_is_not_taken_for_a_quick_one() -> None:
+    runs = [run(probe, "with", seconds=10.0) for probe in "abcdef"]
+    runs += [run(probe, "note:reason", seconds=7.0) for probe in "abcdef"]
+    runs += [run(probe, "none:reason", seconds=0.1, success=probe in "abc") for probe in "abcdef"]
+    measured = interventions.measure(runs)
+    assert measured["note:reason"].value_s > 0.0 > measured["none:reason"].value_s
+    assert interventions.choose(measured, tuple(measured)) == "note:reason"
+
+
+def test_arms_are_compared_on_the_same_probes_and_a_dropped_one_does_not_come_back() -> None:
+    arms = tuple(f"{arm}:reason" for arm in ("note", "strip", "none", "prefill"))
+    costs = dict(zip(arms, (4.0, 3.0, 5.0, 6.0), strict=True))
+    long = [run(probe, "with", seconds=20.0) for probe in "abc"]
+    long += [run(probe, arm, seconds=s) for probe in "abc" for arm, s in costs.items()]
+    assert interventions.compared("abcdef", long, arms)[1] == arms[:3]
+    short = [run(probe, "with", seconds=5.0) for probe in "def"]
+    short += [run(probe, arm, seconds=costs[arm]) for probe in "def" for arm in arms[:3]]
+    measured, tried = interventions.compared("abcdef", long + short, arms)
+    assert tried == arms[:3]
+    assert {m.n for m in measured.values()} == {6}
+    assert interventions.measure(long + short)[arms[3]].value_s > max(m.value_s for m in measured.values())
+    assert interventions.choose(measured, tried) == "note:reason"  # about as good as strip
+    begun = [one for one in short if one.probe == "d"][:2]  # killed after with and note
+    assert interventions.compared("abcdef", long + begun, arms)[1] == arms[:3]
+    assert {m.n for m in interventions.compared("abcdef", long + begun, arms)[0].values()} == {3}
+
+
+def test_an_arm_that_the_server_refuses_ends_no_comparison() -> None:
+    arms = ("note:reason", "prefill:reason")
+    runs = [run(probe, arm) for probe in "abcd" for arm in ("with", "note:reason")]
+    measured, tried = interventions.compared("abcd", runs, arms)
+    assert tried == ("note:reason",)
+    assert measured["note:reason"].n == 4
+
+
+def test_new_failures_cost_three_runs_each() -> None:
     runs = [run(probe, "with", seconds=10.0) for probe in "abc"]
     runs += [run(probe, "note:reason", seconds=4.0) for probe in "abc"]
     runs += [run(probe, "strip:reason", seconds=1.0, success=probe == "a") for probe in "abc"]
     measured = interventions.measure(runs)
     assert measured["note:reason"].value_s == pytest.approx(6.0)
-    assert measured["strip:reason"].value_s == pytest.approx(9.0 - 10.0 * 2 / 3)
+    assert measured["strip:reason"].value_s == pytest.approx(9.0 - 3 * 10.0 * 2 / 3)
     assert measured["strip:reason"].reevaluated == 60.0
     assert interventions.choose(measured, tuple(measured)) == "note:reason"
 

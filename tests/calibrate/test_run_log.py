@@ -57,6 +57,17 @@ def test_runs_that_the_server_failed_say_nothing(tmp_path: Path) -> None:
         assert log.runs == []
 
 
+def test_two_calibrations_do_not_write_one_log(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    with RunLog.open(path) as log:
+        log.add(START)
+        with pytest.raises(EnvironmentFault, match="another calibration"):
+            RunLog.open(path)
+        log.add(RUN)
+    with RunLog.open(path) as log:
+        assert log.lines == [START, RUN]
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(EnvironmentFault, match="--dir"):

@@ -40,6 +40,14 @@ def test_with_little_evidence_the_shared_gate_stays() -> None:
     assert np.corrcoef(logits, prior)[0, 1] > 0.9
 
 
+def test_where_no_group_can_be_held_out_the_shared_gate_stays() -> None:
+    x, uniform, _ = _steps(24, seed=3)
+    prior = 2.0 * x[:, 0]
+    fit = fit_layer(x, (uniform < 0.5).astype(float), NAMES, prior, ["one"] * 24)
+    logits = np.array([np.log(p / (1 - p)) for p in (fit.layer.p_need(row.tolist()) for row in x)])
+    assert logits == pytest.approx(prior, abs=0.05)
+
+
 def test_out_of_fold_predictions_know_nothing_of_their_group() -> None:
     """Labels that are noise: in-sample they can be learned, out of fold they must not be."""
     rng = np.random.default_rng(5)

@@ -76,10 +76,10 @@ async def conclude(
     runs = rejudge.current(logged, {item.probe.id: item for item in items})
     by_probe = runs_of(runs)
     outcomes = {probe: outcome(members, measured.arm) for probe, members in by_probe.items()}
-    payoff = payoff_of(by_probe, measured.arm, usd_out=wanted.budget.usd_out) if runs else None
+    payoff = payoff_of(by_probe, measured.arm, usd_out=wanted.budget.usd_out)
     made: _Made | None = None
     reason = measured.reason
-    if measured.end != "unusable" and payoff is not None:
+    if measured.end != "unusable" and runs:
         engine, artifact = open_judge(wanted.engine)
         try:
             made = await _make(wanted, items, outcomes, log, measured, known, engine, artifact, payoff, runs)
@@ -115,6 +115,7 @@ async def conclude(
             usd=round(wanted.budget.cost(prompt, output), 4),
             retried=wanted.retried,
             judged_again=rejudge.n_changed(logged, runs),
+            cut=sum(bool(run.steps) and run.steps[-1].finish == "length" for run in runs),
         ),
         alpha=wanted.alpha,
         delta=wanted.delta,
@@ -140,7 +141,7 @@ async def _make(
     known: Sequence[tuple[str, Profile]],
     engine: Judge,
     artifact: EngineArtifact,
-    payoff: Payoff,
+    payoff: Payoff | None,
     runs: Sequence[RunLine],
 ) -> _Made:
     """Layer, thresholds, profile. Raises UsageError when there is too little to fit."""

@@ -23,6 +23,10 @@ ALL_ARMS: Final = (DEFAULT_ARM, "note:direct", "strip:reason", "none:reason", "p
 PROBES: Final = 6
 HALVE_AFTER: Final = 3
 KEPT: Final = 3
+FAILURE_RUNS: Final = 3.0
+"""Price of a new failure, in runs with tools: the vain run, another one, and the user who has to notice. At the price
+of one run an arm that fails half of these easy tasks at once would beat one that solves them all a little faster.
+"""
 NEAR: Final = 0.1
 """Arms within this share of a run's seconds of the best count as equal; the earliest in ALL_ARMS is taken, a note."""
 _FAMILIES: Final = ("chat", "sufficient", "knowledge", "done", "arithmetic", "context")
@@ -31,7 +35,8 @@ _FAMILIES: Final = ("chat", "sufficient", "knowledge", "done", "arithmetic", "co
 class Measured(msgspec.Struct, frozen=True):
     """Means of one arm over the probes it shares with the runs with tools. Token and second differences are arm less
     with; ``calls_left``: calls that came all the same, a run. ``reevaluated``: prompt tokens evaluated in the first
-    step, None where the server does not say. ``value_s``: seconds a run saved, a new failure at the price of a run.
+    step, None where the server does not say. ``value_s``: seconds a run saved, a new failure at the price of
+    FAILURE_RUNS runs.
     """
 
     n: int
@@ -91,12 +96,13 @@ def measure(runs: Sequence[RunLine]) -> dict[str, Measured]:
 
 
 def choose(measured: Mapping[str, Measured], available: Sequence[str]) -> str:
-    """The arm with the most value; the earlier one of those that are about equal; a note where nothing was measured."""
-    known = [arm for arm in available if arm in measured]
-    if not known:
+    """The arm with the most value; the earlier one of those that are about equal; a note where nothing was measured.
+
+    available: those that are still tried; measured: of the probes that they share (``compared``).
+    """
+    full = [arm for arm in available if arm in measured]
+    if not full:
         return DEFAULT_ARM
-    enough = max(measured[arm].n for arm in known)
-    full = [arm for arm in known if measured[arm].n >= min(enough, HALVE_AFTER)]
     best = max(measured[arm].value_s for arm in full)
     margin = NEAR * max(measured[arm].seconds_with for arm in full)
     return next(arm for arm in full if measured[arm].value_s >= best - margin)
@@ -108,6 +114,34 @@ def still_tried(measured: Mapping[str, Measured], available: Sequence[str]) -> t
         return tuple(available)
     ranked = sorted(available, key=lambda arm: -measured[arm].value_s)
     return tuple(arm for arm in available if arm in ranked[:KEPT])
+
+
+def compared(
+    probes: Sequence[str], runs: Sequence[RunLine], available: Sequence[str]
+) -> tuple[dict[str, Measured], tuple[str, ...]]:
+    """How far the comparison on these probes is: the arms that are still tried, measured on the probes that all of them
+    have, and their names.
+
+    Told probe by probe from the runs, so that a calibration that is gone on with drops the arms it dropped before, and
+    that no arm is compared by means over other probes than its rivals'. An arm without a run on a probe, though a later
+    probe was begun, is one that the server refuses.
+    """
+    tried = tuple(available)
+    found = {(run.probe, run.arm) for run in runs if run.index == 0 and run.steps}
+    done: list[str] = []
+    for place, probe in enumerate(probes):
+        over = any((later, arm) in found for later in probes[place + 1 :] for arm in ("with", *available))
+        with_run = tuple(arm for arm in tried if (probe, arm) in found)
+        if (probe, "with") not in found or not with_run:
+            if over:
+                continue
+            break
+        if with_run != tried and not over:
+            break
+        done.append(probe)
+        tried = still_tried(measure([run for run in runs if run.probe in done]), with_run)
+    measured = measure([run for run in runs if run.probe in done])
+    return {arm: measured[arm] for arm in tried if arm in measured}, tried
 
 
 def _means(pairs: Sequence[tuple[RunLine, RunLine]]) -> Measured:
@@ -130,5 +164,5 @@ def _means(pairs: Sequence[tuple[RunLine, RunLine]]) -> Measured:
         ttft_s=sum(run.steps[0].ttft for run, _ in pairs) / n,
         ttft_with_s=sum(base.steps[0].ttft for _, base in pairs) / n,
         reevaluated=sum(evaluated) / len(evaluated) if evaluated else None,
-        value_s=seconds_with - seconds - max(seconds_with, 1e-3) * (success_with - success),
+        value_s=seconds_with - seconds - FAILURE_RUNS * max(seconds_with, 1e-3) * (success_with - success),
     )

@@ -23,6 +23,8 @@ Arm = Literal["with", "without"]
 NEEDED_GAP: Final = 0.5
 """Difference of success rates, with less without, from which a soft step counts as needed in the proof."""
 SOFT_WEIGHT: Final = 0.5
+RIGHT_MIN: Final = 2
+"""Runs without that must be right before a step counts as not needed: the one at temperature 0 may be luck."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -73,6 +75,8 @@ def label(found: Outcome) -> Label:
     n_with, n_without = len(found.with_tools), len(found.without)
     worse = bool(n_with and n_without and found.rate_without > found.rate_with)
     if n_without and all(found.without):
+        if n_without < RIGHT_MIN:
+            return Label("open", worse_with_tools=worse)
         return Label("not_needed", 0.0, 1.0, proof=False, worse_with_tools=worse)
     if n_with and not any(found.with_tools):
         if n_without and any(found.without):

@@ -8,9 +8,10 @@ from whetherman_edge.calibrate.run_log import RunLine, StepLine
 from whetherman_edge.profiles.payoff import Payoff
 
 
-def payoff_of(runs: Mapping[str, Sequence[RunLine]], arm: str, *, usd_out: float = 0.0) -> Payoff:
+def payoff_of(runs: Mapping[str, Sequence[RunLine]], arm: str, *, usd_out: float = 0.0) -> Payoff | None:
     """Means over right skips: probes that the chosen arm solved without a call, run with tools as well (at temperature
-    0). usd_out: USD for a million output tokens.
+    0). usd_out: USD for a million output tokens. None without any: nothing is known then, not even that a skip does not
+    pay.
 
     A skipped call saves the ones that would have followed it too, so ``call_s`` and ``call_tokens`` are all of a run
     but its last reply. A failure costs what was in vain, and a run with tools.
@@ -21,7 +22,9 @@ def payoff_of(runs: Mapping[str, Sequence[RunLine]], arm: str, *, usd_out: float
     pairs = list(_right_skips(runs.values(), arm))
     saved = [step for _, with_tools in pairs for step in with_tools.steps[:-1]]
     reevaluated = [run.steps[0].prompt - run.steps[0].cached for run, _ in pairs if run.steps[0].cached is not None]
-    n = max(len(pairs), 1)
+    n = len(pairs)
+    if not n:
+        return None
     return Payoff(
         call_s=sum(step.seconds for step in saved) / n,
         call_tokens=sum(step.output for step in saved) / n,
@@ -30,6 +33,7 @@ def payoff_of(runs: Mapping[str, Sequence[RunLine]], arm: str, *, usd_out: float
         token_s=sum(step.seconds - step.ttft for step in generated) / n_output if n_output else 0.0,
         cache_s=_mean(reevaluated) * _prompt_token_s(generated),
         usd_a_token=usd_out / 1e6,
+        n=n,
     )
 
 

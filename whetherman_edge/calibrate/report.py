@@ -21,7 +21,8 @@ from whetherman_edge.profiles.schema import Profile
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
     """What it took, earlier invocations included. ``seconds``: of the model. ``retried``: requests sent again.
-    ``judged_again``: runs of the log to which today's checkers give another verdict.
+    ``judged_again``: runs of the log to which today's checkers give another verdict. ``cut``: runs whose last reply
+    ended at the limit of its tokens; they are judged as they stand.
     """
 
     n_runs: int
@@ -31,6 +32,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
     usd: float
     retried: int = 0
     judged_again: int = 0
+    cut: int = 0
 
 
 class Breadth(msgspec.Struct, frozen=True):
@@ -162,7 +164,8 @@ def text(report: Report) -> str:
         f"measured       {report.spent.n_runs} runs, {report.spent.prompt_tokens} prompt and "
         f"{report.spent.output_tokens} output tokens, {report.spent.seconds / 60:.1f} minutes of the model"
         + (f", {report.spent.usd:.2f} USD" if report.spent.usd else "")
-        + (f"; {report.spent.judged_again} judged again by newer checkers" if report.spent.judged_again else ""),
+        + (f"; {report.spent.judged_again} judged again by newer checkers" if report.spent.judged_again else "")
+        + (f"; {report.spent.cut} ended in a reply cut at --max-tokens" if report.spent.cut else ""),
         f"ended          {report.end}" + (f": {report.reason}" if report.reason else ""),
         f"tools shown    {_word(found.shows_tools)} ({found.prompt_without} prompt tokens, {found.prompt_with} with)",
         f"calls come     {found.call_style}",
@@ -192,6 +195,8 @@ def text(report: Report) -> str:
         lines += [
             f"{'payoff' if not place else '':<15}{line}" for place, line in enumerate(explain(report.payoff, None))
         ]
+    elif report.spent.n_runs:
+        lines.append("payoff         not known: no probe was solved without a call that was run with tools as well")
     lines += [f"{'more' if not place else '':<15}{line}" for place, line in enumerate(report.more)]
     if report.profile is None:
         lines.append("profile        none was written")

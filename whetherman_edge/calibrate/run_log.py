@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -133,11 +134,14 @@ class RunLog:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open or make the log; a torn last line is cut off. Raises EnvironmentFault for a file that is no log."""
+        """Open or make the log; a torn last line is cut off. Raises EnvironmentFault for a file that is no log, and for
+        one that another calibration is writing: it would be torn under its hands, and its runs made twice.
+        """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.ExitStack() as stack:
                 file = stack.enter_context(path.open("a+b"))
+                _lock(path, file)
                 file.seek(0)
                 lines, good = _parse(path, file.read())
                 file.truncate(good)
@@ -178,6 +182,20 @@ class RunLog:
         """Prompt tokens, output tokens and seconds of every response so far, those of unfinished runs too."""
         spent = [line for line in self.lines if isinstance(line, SpentLine)]
         return sum(s.prompt for s in spent), sum(s.output for s in spent), sum(s.seconds for s in spent)
+
+
+def _lock(path: Path, file: IO[bytes]) -> None:
+    """Hold the file until it is closed; file systems without locks do without. Raises EnvironmentFault when held."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        raise EnvironmentFault(f"{path} is being written by another calibration; wait until it has ended") from exc
+    except OSError:
+        return
 
 
 def run_line(probe: str, probe_sha: str, arm: str, index: int, episode: Episode) -> RunLine:

@@ -208,8 +208,11 @@ class Runner:
         return found
 
     def _chosen(self, found: Found) -> str:
-        available = interventions.arms(found)
-        return interventions.choose(interventions.measure(self._comparison_runs()), available)
+        return interventions.choose(*self._compared(interventions.arms(found)))
+
+    def _compared(self, available: Sequence[str]) -> tuple[dict[str, interventions.Measured], tuple[str, ...]]:
+        probes = [item.probe.id for item in interventions.comparison_probes(list(self._items.values()))]
+        return interventions.compared(probes, self._comparison_runs(), available)
 
     def _comparison_runs(self) -> list[RunLine]:
         probes = interventions.comparison_probes(list(self._items.values()))
@@ -226,12 +229,12 @@ class Runner:
         for item in interventions.comparison_probes(list(self._items.values())):
             if limit is not None and self._clock() - self._started > limit:
                 break
-            tried = interventions.still_tried(interventions.measure(self._comparison_runs()), available)
+            _, tried = self._compared(available)
             for arm in ("with", *tried):  # one after the other: they share the prompt's prefix
                 if not any(run.arm == arm and run.index == 0 for run in self._runs.get(item.probe.id, ())):
                     await self._run(item, arm, 0, capability)
+        self._arm = interventions.choose(*self._compared(available))
         measured = interventions.measure(self._comparison_runs())
-        self._arm = interventions.choose(measured, available)
         self._log.add(ChoiceLine(self._arm, {arm: round(m.value_s, 3) for arm, m in measured.items()}))
 
     async def _probe_all(self, capability: Capability) -> None:

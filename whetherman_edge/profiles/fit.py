@@ -76,6 +76,8 @@ def fit_layer(
     if known is not None and known.features == tuple(features):
         pulls.append(_in_units(known, mean, scale))
     fold = _folds(groups, seed)
+    if len(set(groups)) < 2:  # nothing can be held out, so nothing speaks for leaving the shared gate
+        return _as_it_was(z, pulls[0], features, mean, scale, prior_logit, needed, mass)
     best = (np.inf, PENALTIES[-1], np.zeros(n), pulls[0])
     for prior in pulls:
         for penalty in PENALTIES:
@@ -102,6 +104,24 @@ def fit_layer(
         _sigmoid(logits / temperature),
         prior is not pulls[0],
     )
+
+
+def _as_it_was(
+    z: F64,
+    prior: F64,
+    features: Sequence[str],
+    mean: F64,
+    scale: F64,
+    prior_logit: F64,
+    needed: F64,
+    mass: F64,
+) -> Fit:
+    """The shared gate as a layer."""
+    loss = _log_loss(np.clip(prior_logit, -_LOGIT_MAX, _LOGIT_MAX), needed, mass)
+    layer = Layer(
+        tuple(features), tuple(mean.tolist()), tuple(scale.tolist()), tuple(prior[:-1].tolist()), float(prior[-1])
+    )
+    return Fit(layer, PENALTIES[-1], loss, loss, _sigmoid(z @ prior))
 
 
 def _out_of_fold(z: F64, y: F64, mass: F64, fold: npt.NDArray[np.int64], prior: F64, penalty: float) -> F64:

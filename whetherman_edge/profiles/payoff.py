@@ -18,6 +18,9 @@ SECONDS_A_DOLLAR: Final = 180.0
 LIKELY: Final = 0.5
 """From this probability on the ToolRouter's best tool is the one that a call would be of."""
 
+FEW: Final = 5
+"""Right skips below which the means say little."""
+
 _Cost = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 
 
@@ -41,7 +44,7 @@ class Payoff(msgspec.Struct, frozen=True):
     prefill. ``call_tokens``: their output tokens. ``failure_s``: what a failed task costs, usually a whole second
     attempt. ``shift_tokens``: output tokens that a steered reply is longer (negative: shorter). ``token_s``: seconds
     an output token. ``cache_s``: prompt evaluated again because the intervention changed it. ``usd_a_token``: price
-    of an output token.
+    of an output token. ``n``: right skips that the means are of; 0: not told.
     """
 
     call_s: float
@@ -52,6 +55,7 @@ class Payoff(msgspec.Struct, frozen=True):
     cache_s: float = 0.0
     usd_a_token: float = 0.0
     seconds_a_dollar: float = SECONDS_A_DOLLAR
+    n: float = 0
 
 
 def payoff_of(values: Mapping[str, float]) -> Payoff | None:
@@ -126,6 +130,9 @@ def explain(payoff: Payoff, tau: float | None) -> list[str]:
         lines.append("steering costs more than a call: nothing is skipped")
     else:
         lines.append(f"worth it when a call is needed with probability below {1 - least:.2f}")
+    if payoff.n:
+        rough = ": few, so these are rough figures" if payoff.n < FEW else ""
+        lines.append(f"measured on {payoff.n:.0f} right skip{'s' if payoff.n != 1 else ''}{rough}")
     if tau is not None and least <= 1.0:
         binding = "the proven threshold" if tau >= least else "the payoff"
         lines.append(f"skipped when that probability is below {1 - max(tau, least):.2f} ({binding} decides)")
