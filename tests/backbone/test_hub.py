@@ -25,7 +25,8 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def served(folder, monkeypatch):
-    """The folder as a hub; ``server.cut``: bytes after which a file breaks off; ``status``: what it refuses with."""
+    """The folder as a hub; ``server.cut``: bytes after which a file breaks off; ``status``: what it refuses with;
+    ``elsewhere``: where the weights lie, if not here."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -36,6 +37,12 @@ def served(folder, monkeypatch):
             if not file.is_file():
                 return self.send_error(404)
             data = file.read_bytes()
+            if server.elsewhere and file.suffix == ".safetensors":
+                self.send_response(302)
+                self.send_header("Location", f"{server.elsewhere}{self.path}")
+                self.send_header("X-Linked-ETag", f'"{server.sha256 or hashlib.sha256(data).hexdigest()}"')
+                self.send_header("Content-Length", "0")
+                return self.end_headers()
             start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
             self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(data) - start))
@@ -48,7 +55,7 @@ def served(folder, monkeypatch):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.cut, server.status, server.sha256 = [], None, 0, ""
+    server.asked, server.cut, server.status, server.sha256, server.elsewhere = [], None, 0, "", ""
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -73,6 +80,55 @@ def test_the_hub_s_files_are_fetched_once_with_the_token(served, monkeypatch):
     n = len([path for path, _, _ in served.asked if path.endswith("model.safetensors")])
     hub.fetch_folder("owner/name", Silent())
     assert len([path for path, _, _ in served.asked if path.endswith("model.safetensors")]) == n == 1
+
+
+@pytest.fixture
+def store_of_files(folder):
+    """Where the hub keeps large files: another host, which names no digest. ``asked``: authorizations it was sent."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.asked.append(self.headers.get("Authorization"))
+            data = (folder / self.path.rpartition("/")[2]).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_where_large_files_lie_nobody_sees_the_token(served, store_of_files, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    served.elsewhere = f"http://127.0.0.1:{store_of_files.server_address[1]}"
+    got = hub.fetch_folder("owner/name", Silent())
+    assert (got / "model.safetensors").is_file()
+    assert store_of_files.asked == [None]
+    assert {authorization for _, _, authorization in served.asked} == {"Bearer secret"}
+
+
+def test_large_files_are_checked_by_what_the_hub_says_of_them(served, store_of_files, monkeypatch):
+    fetch = hub._fetch
+
+    def wrong_for_weights(repository, file, *rest, **options):
+        served.sha256 = "0" * 64 if file.endswith(".safetensors") else ""
+        return fetch(repository, file, *rest, **options)
+
+    monkeypatch.setattr(hub, "_fetch", wrong_for_weights)
+    served.elsewhere = f"http://127.0.0.1:{store_of_files.server_address[1]}"
+    with pytest.raises(ArtifactError, match=r"expected sha256 0+ for owner/name/model.safetensors"):
+        hub.fetch_folder("owner/name", Silent())
+    assert not (store.models_dir() / "hub" / "owner--name" / "model.safetensors").exists()
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_was(served, folder):

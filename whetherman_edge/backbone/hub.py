@@ -2,7 +2,8 @@
 
 A folder goes through the checkout's ``convert`` package. The hub is asked only when the user
 writes ``hf:``; its files are resumed where they broke off and, where the hub names a sha256, checked against it. Gated
-models (google/functiongemma-270m-it is one) need ``HF_TOKEN``.
+models (google/functiongemma-270m-it is one) need ``HF_TOKEN``, which the hub alone gets to see: large files lie
+elsewhere.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPMessage
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
+from urllib.parse import urlsplit
 
 from whetherman_edge.backbone import derive, store
 from whetherman_edge.backbone.progress import Progress
@@ -31,6 +34,8 @@ NEEDED: Final = ("config.json",)
 OPTIONAL: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
 INDEX: Final = "model.safetensors.index.json"
 TIMEOUT_S: Final = 30.0
+DIGEST_HEADER: Final = "X-Linked-ETag"
+"""On the hub's own answer, which for a large file is a redirect."""
 CONVERTER: Final = "convert.hf_folder"
 KIND: Final = "q8_0"
 """Quantisation of what is converted: no measured loss, half of the size."""
@@ -84,11 +89,12 @@ def _fetch(repository: str, file: str, folder: Path, progress: Progress, *, requ
         return True
     have = partial.stat().st_size if partial.is_file() else 0
     try:
-        with _open(repository, file, have) as response:
+        response, digest = _open(repository, file, have)
+        with response:
             if have and response.status != 206:
                 have = 0
             _write(response, partial, have, f"{repository}/{file}", progress)
-            expected = _SHA256.fullmatch(response.headers.get("X-Linked-ETag", ""))
+            expected = _SHA256.fullmatch(digest)
     except urllib.error.HTTPError as exc:
         if exc.code == 404 and not required:
             return False
@@ -106,14 +112,39 @@ def _fetch(repository: str, file: str, folder: Path, progress: Progress, *, requ
     return True
 
 
-def _open(repository: str, file: str, have: int) -> Any:
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows the hub to where a file lies, without the token. ``digest``: what the hub said of the file, or ""."""
+
+    def __init__(self) -> None:
+        self.digest = ""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
+    ) -> urllib.request.Request | None:
+        self.digest = self.digest or headers.get(DIGEST_HEADER, "")
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and _origin(newurl) != _origin(req.full_url):
+            request.remove_header("Authorization")
+        return request
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def _open(repository: str, file: str, have: int) -> tuple[Any, str]:
+    """The response for a file from byte ``have`` on, and the sha256 that the hub names, or ""."""
     headers = {"User-Agent": "whetherman-edge"}
     if token := os.environ.get("HF_TOKEN"):
         headers["Authorization"] = f"Bearer {token}"
     if have:
         headers["Range"] = f"bytes={have}-"
     url = f"{_endpoint()}/{repository}/resolve/main/{file}"
-    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
+    redirects = _Redirects()
+    opener = urllib.request.build_opener(redirects)
+    response = opener.open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S)
+    return response, redirects.digest or response.headers.get(DIGEST_HEADER, "")
 
 
 def _write(response: Any, partial: Path, have: int, label: str, progress: Progress) -> None:
