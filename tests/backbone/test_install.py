@@ -79,6 +79,21 @@ def test_a_break_leaves_nothing_under_the_final_name(manifest, monkeypatch):
     assert install.find_backbone(manifest) is None
 
 
+def test_what_a_killed_run_left_half_made_goes(manifest, derived):
+    folder = store.models_dir() / install.FOLDER
+    folder.mkdir(parents=True)
+    name = f"backbone-{manifest.weights_key}.gguf"
+    for left in (f".{name}.x1_y.partial", f".{name}.f16.abc.partial", f"{name}.f16", ".another.gguf.abc.partial"):
+        (folder / left).write_bytes(b"half")
+    install.ensure_backbone(manifest, Silent())
+    assert sorted(file.name for file in folder.iterdir()) == [
+        ".another.gguf.abc.partial",
+        name,
+        f"{name}.json",
+        f"{name}.lock",
+    ]
+
+
 def test_another_base_than_it_was_trained_on_is_refused(manifest, derived, tmp_path):
     (tmp_path / "other.gguf").write_bytes(GGUF + b"!")
     store.import_file("tiny", tmp_path / "other.gguf", Silent())

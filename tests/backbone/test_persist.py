@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from whetherman_edge.backbone.persist import Key, Root, load, save
+from whetherman_edge.backbone.persist import STALE_S, Key, Root, load, save
 
 KEY = Key("a" * 64, 11, "compact", "0.3.36")
 WIDTH = 8
@@ -34,6 +35,16 @@ def test_round_trip_private_and_atomic(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
     assert save(path, KEY, []) == 0
     assert load(path, KEY, WIDTH) == []
+
+
+def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+    old, young = tmp_path / ".p.x1y", tmp_path / ".p.x2y"  # the young one may be another process, writing
+    for left in (old, young):
+        left.write_bytes(b"half")
+    long_ago = old.stat().st_mtime - 2 * STALE_S
+    os.utime(old, (long_ago, long_ago))
+    save(tmp_path / "p", KEY, [root()])
+    assert sorted(file.name for file in tmp_path.iterdir()) == [young.name, "p"]
 
 
 def test_the_size_is_bounded_and_later_roots_are_not_even_asked_for(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def ensure_backbone(
     with store.install_lock(folder / f"{target.name}.lock", progress, cancel), store.disk_errors(folder):
         if not force and (found := find_backbone(manifest)) is not None:
             return found
+        _sweep(target)
         store.need_space(folder, base.size_bytes)
         progress.note(f"{NAME}: {_what(manifest)}; licence {_licence(manifest)}, kept in {folder}")
         sha256 = _make(manifest, base.path, target, progress)
@@ -126,7 +127,7 @@ def _make(manifest: Manifest, base: Path, target: Path, progress: Progress) -> s
         progress.at(done)
 
     direct = manifest.quantisation in derive.KINDS
-    made = target if direct else target.with_name(f"{target.name}.f16")
+    made = target if direct else _plain(target)
     try:
         sha256 = derive.derive(
             base,
@@ -147,6 +148,17 @@ def _make(manifest: Manifest, base: Path, target: Path, progress: Progress) -> s
         progress.end()
         if not direct:
             made.unlink(missing_ok=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what a run that was killed has left half-made, up to a quarter of a gigabyte each time. Under the lock."""
+    for left in (*target.parent.glob(f".{target.name}.*.partial"), _plain(target)):
+        left.unlink(missing_ok=True)
+
+
+def _plain(target: Path) -> Path:
+    """The step between base and target, for quantisations that only llama.cpp makes."""
+    return target.with_name(f"{target.name}.f16")
 
 
 def _what(manifest: Manifest) -> str:

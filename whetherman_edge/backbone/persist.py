@@ -14,6 +14,7 @@ import logging
 import os
 import struct
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 MAGIC: Final = b"WHPREFX1"
 BYTES_MAX: Final = 64 << 20
 """Of the file. A token of tools costs 1 KB a layer: some 5,000 tokens at twelve layers, a dozen tool sets."""
+STALE_S: Final = 3_600.0
+"""A half-written file of this age was left by a process that was killed while it wrote: a slow disk takes a minute."""
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -85,6 +88,9 @@ def save(path: Path, key: Key, roots: Iterable[Root], *, bytes_max: int = BYTES_
     for part in parts:
         digest.update(part)
     path.parent.mkdir(parents=True, exist_ok=True)
+    for other in path.parent.glob(f".{path.name}.*"):
+        if time.time() - other.stat().st_mtime > STALE_S:
+            other.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(handle, "wb") as file:
