@@ -26,7 +26,7 @@ from whetherman_edge.calibrate.report import Report, text
 from whetherman_edge.calibrate.run_log import RunLine, RunLog, StepLine
 from whetherman_edge.calibrate.runner import SPARE_STEPS, Budget, Measured, Runner, Settings
 from whetherman_edge.cli import main
-from whetherman_edge.profiles.schema import parse_profile, serialize_profile
+from whetherman_edge.profiles.schema import Profile, parse_profile, serialize_profile
 
 ITEMS = cli.pack(1)
 
@@ -65,7 +65,9 @@ async def measure(
         return await Runner(client, items, log, settings or Settings(kind="llamacpp", runs=1, runs_max=1)).measure()
 
 
-async def report_of(items: Sequence[Item], log: RunLog, measured: Measured, **changes: float) -> Report:
+async def report_of(
+    items: Sequence[Item], log: RunLog, measured: Measured, *, before: Profile | None = None, **changes: float
+) -> Report:
     wanted = Conclusion(
         name="fake",
         model="fake",
@@ -77,6 +79,7 @@ async def report_of(items: Sequence[Item], log: RunLog, measured: Measured, **ch
         budget=Budget(),
         created="2026-01-01T00:00:00+00:00",
         version="0",
+        before=before,
     )
     return await conclude(wanted, items, log, measured)
 

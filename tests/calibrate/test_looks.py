@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.calibrate.test_calibrate import ITEMS, free, measure, no_pause, record, report_of, some
 from tests.fakes.agents import Faults, ScriptedUpstream
 from whetherman_edge.calibrate.agent import AgentClient
+from whetherman_edge.calibrate.plan import Plan
+from whetherman_edge.calibrate.report import text
 from whetherman_edge.calibrate.run_log import LookLine, RunLog
 from whetherman_edge.calibrate.runner import Budget, Runner, Settings
 from whetherman_edge.errors import UsageError
 from whetherman_edge.profiles.risk import DELTA, look_level
-from whetherman_edge.profiles.schema import parse_profile, serialize_profile
+from whetherman_edge.profiles.schema import (
+    ByKind,
+    Counted,
+    Proof,
+    Risk,
+    Tau,
+    parse_profile,
+    proven_kinds,
+    serialize_profile,
+    taus,
+)
+
+PROOF = Proof(60, 50, 0, 5, 0.0471, {"ANSWER": Counted(5, 0)})
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +62,51 @@ async def test_every_further_look_at_new_data_spends_its_part_and_the_same_look_
         assert report.profile is not None
         assert report.profile.calibrated
         parse_profile(serialize_profile(report.profile), "fake")
+
+
+async def test_what_was_proven_stands_when_the_calibration_goes_on(tmp_path: Path) -> None:
+    """A few probes more are too few for a second look, whose error is a tenth of the first one's."""
+    more = some(ITEMS, each=3)
+    last = [item for item in ITEMS if item not in more][:10]
+    with RunLog.open(tmp_path / "runs.jsonl") as log:
+        first = (await report_of(ITEMS, log, record(log, more, free))).profile
+        assert first is not None
+        assert proven_kinds(first) == {"first", "later"}
+        measured = record(log, last, free)
+        alone = (await report_of(ITEMS, log, measured)).profile
+        assert alone is not None
+        assert not alone.calibrated, "by itself the look proves nothing"
+        report = await report_of(ITEMS, log, measured, before=first)
+        second = report.profile
+        assert second is not None
+        assert (second.layer, second.risk) == (first.layer, first.risk)
+        assert list(taus(second.tau)) == list(taus(first.tau))
+        assert text(report).count("as proven before") == 2
+        half = msgspec.structs.replace(first, tau=Tau(answer=ByKind(first=0.5)), risk=Risk(0.05, 0.1, first=PROOF))
+        third = (await report_of(ITEMS, log, measured, before=half)).profile
+        other = msgspec.structs.replace(first, agent=msgspec.structs.replace(first.agent, model="another"))
+        foreign = (await report_of(ITEMS, log, measured, before=other)).profile
+    assert third is not None
+    assert third.risk is not None
+    assert (third.layer, third.risk.first, third.tau.at("ANSWER", "first")) == (first.layer, PROOF, 0.5)
+    parse_profile(serialize_profile(third), "fake")
+    assert foreign is not None
+    assert not foreign.calibrated
+
+
+def test_a_further_look_seeks_more_needed_steps_and_a_proven_kind_none() -> None:
+    first, second = Plan(ITEMS), Plan(ITEMS, looks={"first": 1}, proven=("later",))
+    assert first.targets["first"] < second.targets["first"]
+    assert second.targets["later"] == 0
+    assert Plan(ITEMS, alpha=0.1).targets["first"] < first.targets["first"]
+
+
+async def test_the_plan_knows_the_claim_and_the_looks(tmp_path: Path) -> None:
+    with RunLog.open(tmp_path / "runs.jsonl") as log:
+        log.add(LookLine("later", "0" * 64, "x", look_level(DELTA, 0)))
+        async with AgentClient("http://127.0.0.1:9", "fake") as client:
+            plan = Runner(client, ITEMS, log, Settings(alpha=0.1, proven=frozenset({"first"})))._plan
+    assert plan.targets == Plan(ITEMS, alpha=0.1, looks={"later": 1}, proven=("first",)).targets
 
 
 async def test_requests_that_the_server_refuses_end_nothing_when_they_are_few_probes(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_short_budget_proves_one_kind_before_it_turns_to_the_other() -> None:
     plan.focus = "first"
     order = settle(plan, needs_calls, n=250)
     wanted = [item.probe.kind for item in order if item.split == "calibrate" and item.probe.expect == "ACT"]
-    assert set(wanted[: plan.needed_target - 15]) == {"first"}
+    assert set(wanted[: plan.targets["first"] - 15]) == {"first"}
     assert "later" in wanted
     sought = [(item.split, item.probe.kind, item.probe.expect) == ("calibrate", "first", "ACT") for item in order[:70]]
     assert sum(sought) >= 35

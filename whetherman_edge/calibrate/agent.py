@@ -196,8 +196,8 @@ class AgentClient:
                 "start it, or correct --agent-endpoint"
             ) from exc
         except _TooLarge:
-            error = f"expected at most {REPLY_BYTES_MAX >> 20} MiB in a reply, got more"
-            return Reply(error=error, seconds=time.monotonic() - started), None
+            told = f"expected at most {REPLY_BYTES_MAX >> 20} MiB in a reply, got more"
+            return Reply(error=told, seconds=time.monotonic() - started), None
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as exc:
             kind = type(exc).__name__
             return Reply(error=f"{kind}: the reply broke off", seconds=time.monotonic() - started), 0.0

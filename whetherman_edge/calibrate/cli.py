@@ -19,13 +19,14 @@ from whetherman_edge.calibrate.agent import AgentClient, check_endpoint
 from whetherman_edge.calibrate.run_log import RunLog
 from whetherman_edge.calibrate.runner import Budget, Measured, Progress, Runner, Settings
 from whetherman_edge.config import UpstreamKind
-from whetherman_edge.errors import UsageError
+from whetherman_edge.errors import ProfileError, UsageError
 from whetherman_edge.profiles.risk import ALPHA, DELTA
 from whetherman_edge.profiles.store import ProfileStore, default_dirs, is_name, write_atomically
 
 if TYPE_CHECKING:
     from whetherman_edge.calibrate.plan import Item
     from whetherman_edge.calibrate.report import Report
+    from whetherman_edge.gate.verdict import StepKind
     from whetherman_edge.profiles.schema import Profile
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -125,6 +126,7 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
 
     items = pack(args.seed)
     known = _known(args)
+    before = _before(log_path.parent.parent / f"{args.name}.json", args.name)
     kind = args.kind if args.kind != "auto" else await _kind(args.agent_endpoint)
     settings = Settings(
         workers=args.workers,
@@ -134,6 +136,9 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
         kind=kind,
         local=kind in ("ollama", "llamacpp", "lmstudio"),
         seed=args.seed,
+        alpha=args.alpha,
+        delta=args.delta,
+        proven=_proven(before, args),
     )
     with RunLog.open(log_path) as log:
         async with AgentClient(args.agent_endpoint, args.model, key, max_tokens=args.max_tokens) as client:
@@ -153,12 +158,34 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 version=__version__,
                 retried=retried,
+                before=before,
             ),
             items,
             log,
             measured,
             known,
         )
+
+
+def _before(path: Path, name: str) -> Profile | None:
+    """The profile that an earlier invocation made of this calibration, if it is there and can be used."""
+    from whetherman_edge.profiles.schema import parse_profile
+
+    try:
+        return parse_profile(path.read_bytes(), name)
+    except (OSError, ProfileError):
+        return None
+
+
+def _proven(before: Profile | None, args: argparse.Namespace) -> frozenset[StepKind]:
+    """Kinds of step that need no further proof, as far as that can be told before the gate is opened."""
+    from whetherman_edge.profiles.schema import proven_kinds
+
+    if before is None or before.risk is None or before.agent.model != args.model:
+        return frozenset()
+    same = (before.risk.alpha, before.risk.delta) == (args.alpha, args.delta)
+    same = same and args.engine in ("auto", before.engine.name)
+    return proven_kinds(before) if same else frozenset()
 
 
 def _known(args: argparse.Namespace) -> list[tuple[str, Profile]]:
@@ -219,9 +246,9 @@ class _Shown:
 
     def __call__(self, progress: Progress) -> None:
         line = (
-            f"{progress.phase}: {progress.n_runs} runs, {progress.n_open} probes open, needed first "
-            f"{progress.needed_first} later {progress.needed_later} of {progress.needed_target}, "
-            f"{progress.elapsed_s / 60:.1f} min"
+            f"{progress.phase}: {progress.n_runs} runs, {progress.n_open} probes open, needed "
+            + ", ".join(f"{kind} {n} of {progress.targets[kind] or n}" for kind, n in progress.needed.items())
+            + f", {progress.elapsed_s / 60:.1f} min"
         )
         if progress.left_s is not None:
             line += f", {progress.left_s / 60:.0f} min left"

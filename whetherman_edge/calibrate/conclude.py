@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from whetherman_edge.calibrate import interventions, neighbours, rejudge
-from whetherman_edge.calibrate.fitting import Fitted, Judge, Levels, fit_rows, rows_of
+from whetherman_edge.calibrate.fitting import Fitted, Judge, Levels, Standing, fit_rows, rows_of
 from whetherman_edge.calibrate.labels import Outcome, outcome
 from whetherman_edge.calibrate.payoff_inputs import payoff_of
 from whetherman_edge.calibrate.plan import Item
@@ -38,15 +38,20 @@ from whetherman_edge.profiles.schema import (
     InterventionChoice,
     InterventionMode,
     Profile,
+    Proof,
     Tau,
+    joined,
     proven,
+    proven_kinds,
 )
 
 _MODES: dict[str, InterventionMode] = {"note": "note", "none": "none", "strip": "strip", "prefill": "prefill"}
 
 
 class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile is made for and with. ``engine``: "static", "gemma" or "auto"."""
+    """What a profile is made for and with. ``engine``: "static", "gemma" or "auto". ``before``: the profile that an
+    earlier look at this calibration made.
+    """
 
     name: str
     model: str
@@ -59,6 +64,7 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     version: str
     retried: int = 0
+    before: Profile | None = None
 
 
 async def conclude(
@@ -162,10 +168,30 @@ async def _make(
         delta=wanted.delta,
         levels=_looks(log, artifact, wanted),
         known=near.profile.layer if near is not None else None,
+        standing=_standing(wanted, artifact, measured),
     )
     tau, risk = proven(fitted.thresholds, alpha=wanted.alpha, delta=wanted.delta)
+    if fitted.stands and wanted.before is not None:
+        tau, risk = joined(tau, risk, wanted.before, fitted.stands)
     profile = msgspec.structs.replace(make_profile(fitted.fit), tau=tau, risk=risk)
     return _Made(fitted, profile, near.name if near is not None else "")
+
+
+def _standing(wanted: Conclusion, artifact: EngineArtifact, measured: Measured) -> Standing | None:
+    """What an earlier look proved of the same agent, by the same gate and claim, under the same intervention."""
+    before = wanted.before
+    if before is None or before.risk is None or before.risk.plain or before.engine != artifact:
+        return None
+    steering = before.intervention
+    same = (
+        before.agent.model == wanted.model
+        and (before.risk.alpha, before.risk.delta) == (wanted.alpha, wanted.delta)
+        and f"{steering.mode}:{steering.wording}" == measured.arm
+    )
+    proofs: dict[StepKind, Proof] = {kind: getattr(before.risk, kind) for kind in sorted(proven_kinds(before))}
+    if not same or not proofs:
+        return None
+    return Standing(before.layer, {kind: proof.n_withheld / proof.n_measured for kind, proof in proofs.items()})
 
 
 def _looks(log: RunLog, artifact: EngineArtifact, wanted: Conclusion) -> Levels:
@@ -179,6 +205,8 @@ def _looks(log: RunLog, artifact: EngineArtifact, wanted: Conclusion) -> Levels:
             for line in log.lines
             if isinstance(line, LookLine) and (line.kind, line.artifact) == (kind, artifact.sha256)
         ]
+        if not steps:
+            return look_level(wanted.delta, len(looks))
         for look in looks:
             if look.digest == digest:
                 return look.level

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -41,7 +41,7 @@ _ALWAYS: Final = Tau(answer=0.0, ask=0.0, decline=0.0)
 _P_MIN: Final = 1e-9
 
 Levels = Callable[[StepKind, Sequence[Step]], float]
-"""The error that a look at these steps of a kind may spend."""
+"""The error that a look at these steps of a kind may spend; without steps: that the next look may spend."""
 
 
 class Judge(Protocol):
@@ -79,8 +79,21 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
     n_probes: int | None
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """Proofs of an earlier look at this calibration, and the layer that they are about. They stand whatever a later
+    look finds, as long as that layer is used: all looks together stay below delta. ``withheld``: the share of steps
+    that was withheld, by kind of step.
+    """
+
+    layer: Layer
+    withheld: dict[StepKind, float]
+
+
 class Fitted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the measurements allow. ``observed_tau``: the research rule's threshold, for comparison only."""
+    """What the measurements allow. ``observed_tau``: the research rule's threshold, for comparison only. ``stands``:
+    kinds of step whose earlier proof stands; they have no threshold here. ``next_needed``: needed steps of each kind
+    that a next look wants at least.
+    """
 
     fit: Fit
     thresholds: dict[StepKind, Threshold | None]
@@ -88,6 +101,8 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     observed_tau: dict[StepKind, float | None]
     steps: tuple[Step, ...]
     n_fit: int
+    stands: frozenset[StepKind] = frozenset()
+    next_needed: dict[StepKind, int] = {}
 
 
 def chat_of(item: Item, model: str) -> ChatView:
@@ -122,13 +137,15 @@ async def fit_rows(
     delta: float = DELTA,
     levels: Levels | None = None,
     known: Layer | None = None,
+    standing: Standing | None = None,
 ) -> Fitted:
     """Layer from the fit split, thresholds from the calibrate split.
 
     n_tried: probes of the calibrate split with runs. make_profile: the profile of a layer, without thresholds; what the
     gate would do is then asked of the gate itself, staged engine, guards and all. levels: by default all of delta, as
-    for steps that are looked at once. known: as for ``profiles.fit.fit_layer``. Raises UsageError when there is too
-    little to fit.
+    for steps that are looked at once. known: as for ``profiles.fit.fit_layer``. standing: what was proven before; the
+    layer of then is kept unless a new one proves all of that again, and withholds no less. Raises UsageError when there
+    is too little to fit.
     """
     own = [row for row in rows if row.item.split == "fit" and row.label.weight > 0.0]
     if not own:
@@ -143,6 +160,57 @@ async def fit_rows(
         weights=np.array([row.label.weight for row in own]),
         known=known,
     )
+    spend: Levels = levels or (lambda _kind, _steps: delta)
+    if standing is not None and standing.layer.features != tuple(judge.fused_names):
+        standing = None
+    if standing is not None:
+        again = await _looked_at(rows, own, judge, make_profile, fit, alpha, spend, tuple(standing.withheld))
+        if all(_no_less(again.thresholds[kind], share) for kind, share in standing.withheld.items()):
+            standing = None
+        else:
+            p_need = np.array([standing.layer.p_need(row.verdict.fused) for row in own])
+            fit = msgspec.structs.replace(fit, layer=standing.layer, out_of_fold=p_need, leans=False)
+    stands: frozenset[StepKind] = frozenset() if standing is None else frozenset(standing.withheld)
+    looked = await _looked_at(
+        rows, own, judge, make_profile, fit, alpha, spend, [kind for kind in STEP_KINDS if kind not in stands]
+    )
+    kinds = {kind: [step for step in looked.steps if step.kind == kind] for kind in STEP_KINDS}
+    return Fitted(
+        fit=fit,
+        thresholds=looked.thresholds,
+        shortfalls={
+            kind: shortfall(kinds[kind], n_tried[kind], alpha, spend(kind, ()))
+            for kind, found in looked.thresholds.items()
+            if found is None
+        },
+        observed_tau={kind: smallest_observed(members, alpha) for kind, members in kinds.items()},
+        steps=looked.steps,
+        n_fit=len(own),
+        stands=stands,
+        next_needed={kind: needed_for(alpha, spend(kind, ())) for kind in STEP_KINDS},
+    )
+
+
+def _no_less(found: Threshold | None, share: float) -> bool:
+    return found is not None and found.n_withheld >= share * found.n_measured
+
+
+class _Looked(msgspec.Struct, frozen=True):
+    steps: tuple[Step, ...]
+    thresholds: dict[StepKind, Threshold | None]
+
+
+async def _looked_at(
+    rows: Sequence[Row],
+    own: Sequence[Row],
+    judge: Judge,
+    make_profile: Callable[[Fit], Profile],
+    fit: Fit,
+    alpha: float,
+    spend: Levels,
+    wanted: Collection[StepKind],
+) -> _Looked:
+    """The steps of the calibrate split under the fit's layer, and the thresholds of the wanted kinds."""
     # Without its payoff: what is not worth a skip today may be tomorrow, and the proof should still hold then.
     profile = msgspec.structs.replace(make_profile(fit), tau=_ALWAYS, payoff={})
     steps = [
@@ -158,21 +226,10 @@ async def fit_rows(
     # Where the fit split, thin in generators, shows no decision to be of use, all are tried: the proof holds anyway.
     by_kind = [[step for step in fit_steps if step.kind == kind] for kind in STEP_KINDS]
     telling = [step for members in by_kind if promising(members, alpha) for step in members]
-    kinds = {kind: [step for step in steps if step.kind == kind] for kind in STEP_KINDS}
-    level = {kind: delta if levels is None else levels(kind, members) for kind, members in kinds.items()}
-    thresholds = choose_by_kind(steps, fit_steps=telling, alpha=alpha, levels=level)
-    return Fitted(
-        fit=fit,
-        thresholds=thresholds,
-        shortfalls={
-            kind: shortfall(kinds[kind], n_tried[kind], alpha, level[kind])
-            for kind, found in thresholds.items()
-            if found is None
-        },
-        observed_tau={kind: smallest_observed(members, alpha) for kind, members in kinds.items()},
-        steps=tuple(steps),
-        n_fit=len(own),
-    )
+    level = {kind: spend(kind, [step for step in steps if step.kind == kind]) for kind in wanted}
+    looked = [step for step in steps if step.kind in level]
+    thresholds = choose_by_kind(looked, fit_steps=telling, alpha=alpha, levels=level)
+    return _Looked(tuple(steps), thresholds)
 
 
 def shortfall(steps: Sequence[Step], n_tried: int, alpha: float, delta: float) -> Shortfall:

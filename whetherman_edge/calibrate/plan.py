@@ -13,13 +13,14 @@ in a row, since a server's prefix cache then holds the tools.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from whetherman_edge.calibrate.labels import Arm, Label, Outcome, label, next_arm
 from whetherman_edge.calibrate.probe import Kind, Probe, Split
+from whetherman_edge.gate.verdict import STEP_KINDS
 from whetherman_edge.profiles.risk import ALPHA, DELTA, look_level, needed_for
 from whetherman_edge.profiles.schema import Found
 
@@ -64,7 +65,8 @@ class Stratum(msgspec.Struct, frozen=True):
 class Plan:
     """Chooses the next probe. ``items``: the probes of the fit and calibrate splits. ``runs``, ``runs_max``: of one arm
     on one probe, as ``labels.next_arm`` takes them. ``like``: labels by generator of an agent like this one: what that
-    one needed comes first, and last what it lost.
+    one needed comes first, and last what it lost. ``looks``: at each kind of step so far, since each leaves less error
+    to the next. ``proven``: kinds whose proof stands and needs no more.
     """
 
     def __init__(
@@ -76,6 +78,8 @@ class Plan:
         alpha: float = ALPHA,
         delta: float = DELTA,
         like: Mapping[str, Found] | None = None,
+        looks: Mapping[Kind, int] | None = None,
+        proven: Collection[Kind] = (),
     ) -> None:
         self._runs, self._runs_max = runs, runs_max
         self._like = like or {}
@@ -86,7 +90,11 @@ class Plan:
         self._tools = {item.probe.id: _tools(item.probe) for item in items}
         for members in self._strata.values():
             members[:] = self._spread(members)
-        self.needed_target = needed_for(alpha, look_level(delta, 0)) + _SPARE
+        before = looks or {}
+        self.targets: dict[Kind, int] = {
+            kind: 0 if kind in proven else needed_for(alpha, look_level(delta, before.get(kind, 0))) + _SPARE
+            for kind in STEP_KINDS
+        }
         self.focus: Kind | None = None
         self._last: Item | None = None
         self._in_a_row = 0
@@ -191,9 +199,9 @@ class Plan:
         weight = _WEIGHTS[which.split, which.want]
         if which.split != "calibrate" or which.want != "need":
             return weight
-        if needed[which.kind] >= self.needed_target:
+        if needed[which.kind] >= self.targets[which.kind]:
             return 0.5
-        if self.focus is None or needed[self.focus] >= self.needed_target:
+        if self.focus is None or needed[self.focus] >= self.targets[self.focus]:
             return weight
         return FOCUS_WEIGHT * weight if which.kind == self.focus else 0.0
 

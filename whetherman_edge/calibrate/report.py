@@ -16,7 +16,7 @@ from whetherman_edge.calibrate.labels import Outcome, label
 from whetherman_edge.calibrate.plan import Item
 from whetherman_edge.calibrate.run_log import RunLine
 from whetherman_edge.profiles.payoff import Payoff, explain
-from whetherman_edge.profiles.schema import Profile
+from whetherman_edge.profiles.schema import Profile, Proof
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +120,7 @@ def fitted_summary(fitted: Fitted, neighbour: str = "") -> dict[str, Any]:
         "log_loss": round(fitted.fit.log_loss, 4),
         "prior_log_loss": round(fitted.fit.prior_log_loss, 4),
         "temperature": round(fitted.fit.layer.temperature, 3),
+        "stands": sorted(fitted.stands),
         "thresholds": {kind: msgspec.to_builtins(found) for kind, found in fitted.thresholds.items()},
         "shortfalls": {kind: msgspec.to_builtins(found) for kind, found in fitted.shortfalls.items()},
         "observed_tau_unproven": fitted.observed_tau,
@@ -133,9 +134,10 @@ def more_time(fitted: Fitted | None, *, n_open: int, seconds_a_probe: float) -> 
         for kind, missing in sorted(fitted.shortfalls.items()):
             found.append(_missing(kind, missing, seconds_a_probe))
         found += [
-            f"{kind} steps: proven from {threshold.n_needed} needed steps; more of them would loosen the threshold"
+            f"{kind} steps: proven from {threshold.n_needed} needed steps, and that stands. A further look spends a "
+            f"smaller part of the error: from {fitted.next_needed[kind]} needed steps on it could prove more"
             for kind, threshold in sorted(fitted.thresholds.items())
-            if threshold is not None and threshold.n_false_skips == 0 and n_open
+            if threshold is not None and n_open
         ]
     if n_open:
         minutes = n_open * seconds_a_probe / 60
@@ -184,6 +186,7 @@ def text(report: Report) -> str:
             f"{report.fitted['prior_log_loss']}); calibration split {report.fitted['n_calibrate']} steps"
             + (f"; leans on the profile {report.fitted['leans_on']}" if report.fitted["leans_on"] else "")
         )
+        lines += [f"{kind:<15}{_stands(kind, report)}" for kind in report.fitted["stands"]]
         for kind, threshold in report.fitted["thresholds"].items():
             lines.append(f"{kind:<15}{_threshold(threshold, report)}")
         if report.breadth is not None:
@@ -232,6 +235,17 @@ def _threshold(found: Mapping[str, Any] | None, report: Report) -> str:
     return (
         f"skips from {found['tau']:g}: {found['n_withheld']} of {found['n_measured']} steps; {found['n_false_skips']} "
         f"of {found['n_needed']} needed ones, at most {found['bound']:.1%} with {1 - report.delta:.0%} confidence"
+    )
+
+
+def _stands(kind: str, report: Report) -> str:
+    proof: Proof | None = getattr(report.profile.risk, kind, None) if report.profile is not None else None
+    if proof is None:
+        return "as proven before"
+    return (
+        f"as proven before, by the layer of then: {proof.n_withheld} of {proof.n_measured} steps; "
+        f"{proof.n_false_skips} of {proof.n_needed} needed ones, at most {proof.bound:.1%} with "
+        f"{1 - report.delta:.0%} confidence"
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -21,10 +22,11 @@ from whetherman_edge.calibrate.capability_probe import Found
 from whetherman_edge.calibrate.episode import ANYTHING, STEPS_MAX, run_episode
 from whetherman_edge.calibrate.labels import Outcome, outcome, steered_label
 from whetherman_edge.calibrate.plan import Item, Plan
-from whetherman_edge.calibrate.probe import Probe
+from whetherman_edge.calibrate.probe import Kind, Probe
 from whetherman_edge.calibrate.run_log import (
     CapabilityLine,
     ChoiceLine,
+    LookLine,
     RunLine,
     RunLog,
     SpentLine,
@@ -33,6 +35,9 @@ from whetherman_edge.calibrate.run_log import (
 )
 from whetherman_edge.errors import UpstreamMissing, UsageError
 from whetherman_edge.gate.intervention import Capability
+from whetherman_edge.gate.verdict import STEP_KINDS
+from whetherman_edge.profiles.risk import ALPHA, DELTA
+from whetherman_edge.profiles.schema import Found as FoundLabels
 from whetherman_edge.profiles.schema import Profile
 
 SAMPLED_TEMPERATURE: Final = 0.7
@@ -76,7 +81,8 @@ class Budget(msgspec.Struct, frozen=True):
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """``runs``, ``runs_max``: of one arm on one probe, the latter where they disagree. ``kind``: of the upstream, as in
-    the capability table.
+    the capability table. ``alpha``, ``delta``: of the claim; they say how many needed steps are sought. ``proven``:
+    kinds of step whose proof stands.
     """
 
     workers: int = 1
@@ -86,6 +92,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "unknown"
     local: bool = True
     seed: int = 1
+    alpha: float = ALPHA
+    delta: float = DELTA
+    proven: frozenset[Kind] = frozenset()
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +109,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """A glance at a calibration that is going on."""
+    """A glance at a calibration that is going on. ``needed``: needed steps found, by kind; ``targets``: as many as are
+    sought, 0 where the proof stands.
+    """
 
     phase: str
     n_runs: int
     n_open: int
-    needed_first: int
-    needed_later: int
-    needed_target: int
+    needed: dict[Kind, int]
+    targets: dict[Kind, int]
     elapsed_s: float
     left_s: float | None
     usd: float
@@ -135,7 +145,7 @@ class Runner:
         self._known = known
         self._clock = clock
         self._show = show
-        self._plan = Plan(items, runs=settings.runs, runs_max=settings.runs_max)
+        self._plan = self._planned(items)
         self._items = self._plan.items
         self._prompt, self._output, seconds = log.spent()
         self._started = clock() - seconds / settings.workers
@@ -148,6 +158,21 @@ class Runner:
             self._runs.setdefault(line.probe, []).append(line)
         client.on_reply = self._spend
         client.on_wait = self._check_budget
+
+    def _planned(self, items: Sequence[Item], like: Mapping[str, FoundLabels] | None = None) -> Plan:
+        """A plan whose targets know of the looks that were taken; of several gates' the most."""
+        settings = self._settings
+        taken = Counter((line.kind, line.artifact) for line in self._log.lines if isinstance(line, LookLine))
+        return Plan(
+            items,
+            runs=settings.runs,
+            runs_max=settings.runs_max,
+            alpha=settings.alpha,
+            delta=settings.delta,
+            like=like,
+            looks={kind: max((n for (of, _), n in taken.items() if of == kind), default=0) for kind in STEP_KINDS},
+            proven=settings.proven,
+        )
 
     async def measure(self) -> Measured:
         """All of it. Raises UpstreamMissing when nothing listens there at the start."""
@@ -242,8 +267,7 @@ class Runner:
         items = list(self._items.values())
         near = neighbours.nearest(self._known, items, self._outcomes(), self._settings.kind, mode)
         if near is not None:
-            runs, runs_max = self._settings.runs, self._settings.runs_max
-            self._plan = Plan(items, runs=runs, runs_max=runs_max, like=near.profile.found)
+            self._plan = self._planned(items, near.profile.found)
         self._set_focus()
         busy: dict[str, object] = {}
         for thorough in (False, True):
@@ -323,7 +347,7 @@ class Runner:
         return {name: outcome(runs, self._arm) for name, runs in self._runs.items()}
 
     def _set_focus(self) -> None:
-        """First steps before later ones, when the budget will not reach for both."""
+        """One kind of step before the other, first ones before later ones, when the budget will not reach for both."""
         budget = self._settings.budget
         runs = [run for runs in self._runs.values() for run in runs]
         if not runs or (budget.seconds is None and budget.usd is None):
@@ -335,8 +359,10 @@ class Runner:
         if budget.usd is not None:
             spent = budget.cost(self._prompt, self._output)
             left = min(left, (budget.usd - spent) / max(spent / len(runs), 1e-9))
-        if left < 2 * FOCUS_BELOW * self._plan.needed_target:
-            self._plan.focus = "first"
+        needed = self._plan.n_needed(self._outcomes())
+        missing = {kind: max(n - needed[kind], 0) for kind, n in self._plan.targets.items()}
+        if left < FOCUS_BELOW * sum(missing.values()):
+            self._plan.focus = next(kind for kind in STEP_KINDS if missing[kind])
 
     def _progress(self) -> Progress:
         outcomes = self._outcomes()
@@ -352,9 +378,8 @@ class Runner:
             phase="probes" if self._arm else "interventions",
             n_runs=n_runs,
             n_open=n_open,
-            needed_first=needed["first"],
-            needed_later=needed["later"],
-            needed_target=self._plan.needed_target,
+            needed=needed,
+            targets=self._plan.targets,
             elapsed_s=elapsed,
             left_s=left,
             usd=budget.cost(self._prompt, self._output),

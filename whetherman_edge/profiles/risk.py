@@ -163,7 +163,8 @@ def choose_by_kind(
     delta: float = DELTA,
     levels: Mapping[StepKind, float] | None = None,
 ) -> dict[StepKind, Threshold | None]:
-    """``choose`` for first and for later steps apart. levels: the error that each kind may spend in place of delta.
+    """``choose`` for first and for later steps apart. levels: the error that each kind may spend in place of delta;
+    kinds that are not in it are not looked at.
 
     fit_steps: steps of the fit split, scored by layers that never saw their group; they say which decisions are tried.
     Without them all are.
@@ -171,6 +172,8 @@ def choose_by_kind(
     found: dict[StepKind, Threshold | None] = {}
     kinds: tuple[StepKind, StepKind] = ("first", "later")
     for kind in kinds:
+        if levels is not None and kind not in levels:
+            continue
         seen = [step for step in fit_steps if step.kind == kind]
         tried = promising(seen, alpha) if seen else SKIPS
         own = [step for step in steps if step.kind == kind]

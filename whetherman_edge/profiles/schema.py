@@ -9,7 +9,7 @@ import functools
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -23,6 +23,7 @@ SCHEMA_VERSION = 2
 # A profile with 64 features is 4 KB; anything near this is no profile.
 FILE_BYTES_MAX = 1 << 20
 
+Likeness = Literal["same", "untold", "requantised", "no"]
 InterventionMode = Literal["auto", "note", "none", "strip", "prefill", "prune"]
 
 # More probes than anybody runs; the bound's arithmetic is linear in them.
@@ -33,6 +34,7 @@ _BOUND_TOLERANCE = 1e-4
 _QUANTISATION = re.compile(
     r"[-_.:]((?:i?q\d(?:[-_](?:[0-9a-z]{1,3}))*)|bf16|f(?:p)?(?:8|16|32)|int[48]|awq|gptq|mxfp4)(?![0-9a-z])"
 )
+_TUNED = re.compile(r"-(?:instruct|chat|it|gguf)(?=-|$)")
 _SEPARATORS = re.compile(r"[-_.:\s]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -231,6 +233,27 @@ def proven(thresholds: Mapping[StepKind, Threshold | None], *, alpha: float, del
     return Tau(**values), Risk(alpha, delta, first=proofs.get("first"), later=proofs.get("later"))
 
 
+def proven_kinds(profile: Profile) -> frozenset[StepKind]:
+    """The kinds of step on which this profile has proven that it may withhold calls."""
+    risk = profile.risk
+    if risk is None:
+        return frozenset()
+    return frozenset(kind for label, kind, tau in taus(profile.tau) if tau is not None and risk.covers(label, kind))
+
+
+def joined(tau: Tau, risk: Risk | None, before: Profile, stands: Collection[StepKind]) -> tuple[Tau, Risk | None]:
+    """Thresholds and proofs of an earlier profile for the kinds in ``stands``, these ones for the others; all of the
+    earlier profile's layer.
+    """
+    values = {
+        label.lower(): ByKind(**{kind: (before.tau if kind in stands else tau).at(label, kind) for kind in STEP_KINDS})
+        for label in ("ANSWER", "ASK", "DECLINE")
+    }
+    found = {kind: getattr(before.risk if kind in stands else risk, kind, None) for kind in STEP_KINDS}
+    of = before.risk if risk is None else risk
+    return Tau(**values), None if of is None else Risk(of.alpha, of.delta, first=found["first"], later=found["later"])
+
+
 def taus(tau: Tau) -> Iterator[tuple[Label, StepKind, float | None]]:
     """Every decision and kind of step with its threshold."""
     for label in ("ANSWER", "ASK", "DECLINE"):
@@ -330,6 +353,27 @@ def measured_on(profile: Profile, model: str) -> bool:
     if quantisation and own_quantisation and quantisation != own_quantisation:
         return False
     return not name or not own or name == own
+
+
+def likeness(profile: Profile, model: str, quantisation: str = "") -> Likeness:
+    """How much a model that a server names is the one that was measured. quantisation: where the server tells it.
+
+    A proof holds for one quantisation, which names seldom tell: "untold" where a side leaves it out, or where the names
+    agree but for ``-instruct`` and the like; "requantised" where both tell another one.
+    """
+    name, told = _model_name(model)
+    own, own_told = _model_name(profile.agent.model)
+    told, own_told = _plain(quantisation) or told, _plain(profile.agent.quantisation) or own_told
+    if not name or not own or _TUNED.sub("", name) != _TUNED.sub("", own):
+        return "no"
+    if told and own_told and told != own_told:
+        return "requantised"
+    return "same" if told and own_told and name == own else "untold"
+
+
+def quantisation_in(model: str) -> str:
+    """The quantisation that a model's name or file tells, reduced as ``likeness`` compares it; "" without."""
+    return _model_name(model)[1]
 
 
 @functools.lru_cache(maxsize=512)
