@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from whetherman_edge.bench.ab_log import Journal
 
 CHAT: Final = "/chat/completions"
 _BODY_BYTES_MAX: Final = 64 << 20
+_TOKENS_MAX: Final = 1e9
 _PASSED: Final = frozenset({"authorization", "content-type", "accept", "x-api-key"})
 
 
@@ -127,7 +128,7 @@ class Hop:
                 await reply.write_eof()
         except aiohttp.ClientConnectorError:
             return web.json_response({"error": {"message": "the agent's model server does not answer"}}, status=502)
-        if key is not None and response.status == 200:
+        if key is not None and response.status == 200 and is_reply(b"".join(parts)):
             self._keep(key, kind, b"".join(parts), time.monotonic() - started)
         return reply
 
@@ -158,20 +159,19 @@ class Hop:
         spent.seconds += stored.seconds
 
 
+def is_reply(body: bytes) -> bool:
+    """Whether a 200 holds a choice and no error. Anything else is not kept, or it would be the answer for ever."""
+    events = list(_events(body))
+    return any(event.get("choices") for event in events) and not any(event.get("error") for event in events)
+
+
 def usage_of(body: bytes) -> dict[str, Any]:
     """``usage`` of a reply, whole or streamed, with llama.cpp's ``cache_n`` beside it; {} where the server counts not.
 
     A stream may state it in any event; the last one holds.
     """
     found: dict[str, Any] = {}
-    pieces = body.splitlines() if body.lstrip().startswith((b"data:", b":", b"event:")) else [body]
-    for piece in pieces:
-        try:
-            value = msgspec.json.decode(piece.removeprefix(b"data:").strip())
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        if not isinstance(value, dict):
-            continue
+    for value in _events(body):
         if isinstance(value.get("usage"), dict):
             found |= value["usage"]
         if isinstance(value.get("timings"), dict) and "cache_n" in value["timings"]:
@@ -179,5 +179,19 @@ def usage_of(body: bytes) -> dict[str, Any]:
     return found
 
 
+def _events(body: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a reply, whole or streamed."""
+    pieces = body.splitlines() if body.lstrip().startswith((b"data:", b":", b"event:")) else [body]
+    for piece in pieces:
+        try:
+            value = msgspec.json.decode(piece.removeprefix(b"data:").strip())
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
 def _whole(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) else 0
+    """A count of tokens; 0 for what cannot be one."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _TOKENS_MAX
+    return int(value) if good else 0

@@ -110,7 +110,10 @@ class RunLog:
             told = "; ".join(f"{key}: was {before.get(key)}, is {about[key]}" for key in differing)
             raise UsageError(f"{self._journal.path} is of another bench ({told}); choose another --out")
         for row in rows[1:]:
-            run = msgspec.convert(row, Run)
+            try:
+                run = msgspec.convert(row, Run)
+            except msgspec.ValidationError as exc:
+                raise UsageError(f"{self._journal.path}: no row of this version's bench: {exc}; other --out") from exc
             if not run.error:  # one that failed is tried again
                 self.runs[run.gate, run.task, run.repeat] = run
 

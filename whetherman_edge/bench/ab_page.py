@@ -18,8 +18,9 @@ svg{max-width:100%;height:auto}p.note,figcaption{opacity:.8}.bad{color:var(--bad
 """
 _NOTE: Final = (
     "Means a run. Tokens and seconds are the model server's own, the gate's questions and requests sent again "
-    "included. Intervals: success 95 % (Wilson), differences 90 % (bootstrap over tasks). Reused: runs whose requests "
-    "an earlier gate had sent byte for byte; their time is as measured then."
+    "included. Intervals: success 95 % (Wilson), differences 90 % (bootstrap with one more win and loss), and p "
+    "(McNemar), all over tasks: repeats of one count once. Reused: runs whose requests an earlier gate had sent byte "
+    "for byte; their time is as measured then."
 )
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 380, 52, 130, 14, 42
 

@@ -34,7 +34,7 @@ class Judged(msgspec.Struct, frozen=True):
     group: str = ""
 
 
-def wilson(k: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(k: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """95 % interval of a share, (0, 1) without items."""
     if n == 0:
         return 0.0, 1.0
