@@ -393,6 +393,21 @@ async def test_many_requests_sent_ahead_make_the_client_wait():
     await one.end()
 
 
+async def test_a_request_sent_ahead_costs_no_look_at_those_before_it(monkeypatch):
+    """Thousands fit into one read from the socket."""
+    looks = []
+    monkeypatch.setattr(Request, "__eq__", lambda one, other: looks.append(other) or one is other)
+    one = Talk()
+    one.go_on.clear()
+    await one.say(HELLO * 50, POST + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n")
+    one.go_on.set()
+    for _ in range(50):
+        await one.settle()
+    assert one.statuses == [200] * 50 + [400]
+    assert looks == []
+    await one.end()
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 async def test_the_rest_of_a_body_that_was_not_read_is_dropped(keeps):
     one = Talk()

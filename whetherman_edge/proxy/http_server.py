@@ -257,8 +257,12 @@ class ClientConnection(Sending):
             return
         request.end()
         self._over = not request.keep_alive
-        if request is not self._serving and request not in self._ahead:  # it has been answered, and was in the way
+        if request is not self._serving and not self._is_ahead(request):  # it has been answered, and was in the way
             self._go_on()
+
+    def _is_ahead(self, request: Request) -> bool:
+        """Whether the request that arrives waits for its turn; it is the last one then."""
+        return bool(self._ahead) and self._ahead[-1] is request
 
     def _pass_over(self) -> None:
         """Read on after an offer to upgrade.
@@ -335,8 +339,8 @@ class ClientConnection(Sending):
                 self._answer_refusal()
         elif request is self._serving:
             self._answer_refusal()
-        elif request in self._ahead:
-            self._ahead.remove(request)
+        elif self._is_ahead(request):
+            self._ahead.pop()
         else:  # it has been answered
             self.close()
 
