@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.gate.chats import WEATHER, calls, chat_of, result, says, system, tool, user
+from whetherman_edge.dialects.tool_cache import TOOLS_MAX
 from whetherman_edge.gate import guards
-from whetherman_edge.gate.tool_effect import effect
+from whetherman_edge.gate.tool_effect import effect, objects, verbs
 
 TUNNELS = [
     tool("list_tunnels", "List all tunnels."),
@@ -199,3 +200,7 @@ def test_long_and_hostile_texts_are_settled_quickly() -> None:
         guards.action_wanted(chat)
         guards.lookup_first(chat)
         guards.tool_named(chat)
+
+
+def test_no_more_tools_are_held_than_the_dialects_keep() -> None:
+    assert {look.cache_info().maxsize for look in (effect, verbs, objects)} == {TOOLS_MAX}
