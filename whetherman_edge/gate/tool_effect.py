@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Literal
 
 from whetherman_edge.dialects.chat import Tool
-from whetherman_edge.dialects.tool_cache import TOOLS_MAX
 
 Effect = Literal["read", "write", "execute", "question", "unknown"]
 
@@ -67,6 +66,7 @@ _GENERIC = frozenset(
 )
 _TOKEN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _FIRST_WORD = re.compile(r"[^\W\d_]+")
+_TOOLS_CACHED = 1024  # with all their text, so no more than the dialects keep parsed
 
 
 def name_tokens(name: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def singular(word: str) -> str:
     return word
 
 
-@lru_cache(maxsize=TOOLS_MAX)  # holds them with all their text, so no more than the dialects keep
+@lru_cache(maxsize=_TOOLS_CACHED)
 def effect(tool: Tool) -> Effect:
     """What calling this tool does: reads, writes, runs any command, asks the user, or unknown."""
     tokens = name_tokens(tool.name)
@@ -107,7 +107,7 @@ def effect(tool: Tool) -> Effect:
     return _VERBS.get(tokens[0], "unknown") if tokens else "unknown"
 
 
-@lru_cache(maxsize=TOOLS_MAX)
+@lru_cache(maxsize=_TOOLS_CACHED)
 def verbs(tool: Tool) -> frozenset[str]:
     """The write verbs a tool answers to: those in its name or opening its description, with their group."""
     words = set(name_tokens(tool.name))
@@ -121,7 +121,7 @@ def verbs(tool: Tool) -> frozenset[str]:
     return frozenset(found)
 
 
-@lru_cache(maxsize=TOOLS_MAX)
+@lru_cache(maxsize=_TOOLS_CACHED)
 def objects(tool: Tool) -> frozenset[str]:
     """What a tool is about: the words of its name that are no verbs, in the singular."""
     found = {singular(token) for token in name_tokens(tool.name) if token not in _GENERIC and len(token) > 2}
