@@ -158,6 +158,15 @@ def _upstream(url: str, kind: str) -> tuple[State, str]:
     return "note", "no model server found on the usual ports; start one, or use --upstream embedded"
 
 
+def _servers(url: str, kind: str) -> list[tuple[str, str]]:
+    """The configured model server, or those that are found."""
+    if url:
+        return [(url, kind)]
+    from whetherman_edge.service import discovery
+
+    return [(one.url, one.kind) for one in asyncio.run(discovery.discover())]
+
+
 def _around(loaded: Loaded) -> Iterable[tuple[str, Callable[[], tuple[State, str]]]]:
     """The checks that depend on the settings."""
     url, kind = loaded.config.upstream, loaded.config.upstream_kind
@@ -167,6 +176,7 @@ def _around(loaded: Loaded) -> Iterable[tuple[str, Callable[[], tuple[State, str
     remote = url if url != "embedded" else ""
     if remote:
         yield "context", lambda: cli_doctor_checks.context(remote, kind)
+    yield "profiles", lambda: cli_doctor_checks.profiles(loaded, _servers(remote, kind) if url != "embedded" else ())
     yield "clock", lambda: cli_doctor_checks.clock(remote)
 
 

@@ -24,6 +24,7 @@ import aiohttp
 from whetherman_edge.backbone.store import models_dir
 from whetherman_edge.config import DOCS, ENV_PREFIX, SECRET_KEYS, Loaded, default_config_path
 from whetherman_edge.ledger import records
+from whetherman_edge.profiles.schema import measured_on, quantisation_in
 from whetherman_edge.service import discovery, units
 
 State = Literal["ok", "note", "fail"]
@@ -151,6 +152,33 @@ def upstream(url: str, kind: str) -> Result:
     if found == "unknown":
         return "note", f"{url} answers, but its kind is unknown; set --upstream-kind. {words[0]}"
     return "ok", f"{url} is {found}; {words[0]}"
+
+
+def profiles(loaded: Loaded, servers: Iterable[tuple[str, str]]) -> Result:
+    """Models of the servers (address, kind) that a stored profile was measured on, and how to give it to them."""
+    from whetherman_edge.engine import check_packaged
+    from whetherman_edge.profiles.store import ProfileStore
+    from whetherman_edge.profiles.suggestions import advice, suggest
+
+    config = loaded.config
+    stored = ProfileStore(check=check_packaged).list()
+    files = sorted({o.removeprefix("file ") for o in loaded.origins.values() if o.startswith("file ")})
+    file = files[0] if files else str(default_config_path())
+    models = [model for url, kind in servers for model in asyncio.run(discovery.models_of(url, kind))]
+    found = []
+    for served in models:
+        model = served.name
+        near = suggest(stored, model, served.quantisation or quantisation_in(served.file), config.engine)
+        given = config.profile_for_model(model)
+        if near is None or (given and near.likeness != "requantised"):
+            continue
+        if config.profile and not given and measured_on(near.profile, model) and near.likeness != "requantised":
+            continue
+        found.append(advice(near, model, file))
+    if found:
+        return "note", "; ".join(found)
+    n = sum(one.profile is not None and one.profile.calibrated and not one.fault for one in stored)
+    return "ok", f"{n} can be used; {len(models)} models of the server, none of them measured and without its profile"
 
 
 def context(url: str, kind: str) -> Result:

@@ -19,7 +19,7 @@ from whetherman_edge.errors import ArtifactError, ProfileError, ProfileNotFound
 from whetherman_edge.gate.policy import PolicySettings
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.profiles import field
+from whetherman_edge.profiles import field, suggestions
 from whetherman_edge.profiles.payoff import in_order
 from whetherman_edge.profiles.schema import Profile, Tau
 from whetherman_edge.profiles.store import ProfileStore
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # A kill loses at most this much of the evidence; a stop is written at once.
 FIELD_EVERY_S = 10.0
+# Models without a profile that are looked up in the stored ones; a client may make up names for ever.
+MODELS_TOLD_MAX = 256
 
 Engine = StaticEngine | StagedEngine
 
@@ -87,6 +89,7 @@ class Gate:
         self._profile_faults: dict[str, str] = {}
         self._breaker = Breaker(FAILURES_MAX, time.monotonic)
         self._has_deadline = deadline
+        self._told_of: set[str] = set()
         self.configure(config)
 
     def configure(self, config: Config) -> None:
@@ -111,7 +114,9 @@ class Gate:
             counters=self._counters,
             deadline_s=self._deadline_s if self._has_deadline else None,
             breaker=self._breaker,
+            on_unprofiled=self._tell_of_profile if self._has_deadline else lambda _model: None,
         )
+        self._engine_name = config.engine
 
     def view(self, body: bytes) -> ChatView:
         """The gate's view of a chat-completions body. Raises ViewError."""
@@ -139,6 +144,21 @@ class Gate:
                 faults[name] = str(exc)
                 log.warning("event=profile_unusable name=%s detail=%r hint=in_shadow", name, str(exc))
         self._profile_faults = faults
+
+    def _tell_of_profile(self, model: str) -> None:
+        """Say once of a model without a profile that one was measured on it, and which line gives it to it."""
+        if model in self._told_of or len(self._told_of) >= MODELS_TOLD_MAX:
+            return
+        self._told_of.add(model)
+        near = suggestions.suggest(self._profiles.list(), model[:200], engine=self._engine_name)
+        if near is not None and near.likeness != "requantised":
+            log.info(
+                "event=profile_at_hand model=%r profile=%s likeness=%s add=%r hint=under_agents_in_the_configuration",
+                model[:200],
+                near.name,
+                near.likeness,
+                suggestions.line(model[:200], near.name),
+            )
 
     def field(self) -> dict[str, Any]:
         """What ``/health`` says of agents: ``unusable`` profiles and why, and what the requests showed of each agent.

@@ -57,7 +57,9 @@ def test_a_shipped_profile_of_the_packaged_gate_is_listed_and_shown(
     assert main(["profile", "list"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert rows[1].split()[:2] == ["small", "calibrated"]
-    assert len(rows) == 3, "its report is no profile"
+    assert len(rows) == 4, "its report is no profile"
+    assert "Q4_K_M" in rows[1]
+    assert '"MODEL" = "NAME" under [agents]' in rows[2]
     assert main(["profile", "show", "small"]) == 0
     assert "qwen2.5-0.5b-instruct" in capsys.readouterr().out
 

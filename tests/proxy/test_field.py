@@ -29,6 +29,9 @@ def enforced(judge, monkeypatch):
 
         reload = load
 
+        def list(self) -> list[object]:
+            return []
+
     monkeypatch.setattr(composition, "ProfileStore", Store)
     judge.fused_names = ("log_p_act",)
     judge.verdict = sure("ANSWER")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -21,6 +23,7 @@ from whetherman_edge.profiles.schema import (
     Risk,
     Tau,
 )
+from whetherman_edge.profiles.store import Stored
 
 SHA = "a" * 64
 
@@ -57,6 +60,9 @@ def profiles(monkeypatch, judge):
             return known[name]
 
         reload = load
+
+        def list(self) -> list[Stored]:
+            return [Stored(name, Path(name), "", one) for name, one in sorted(known.items())]
 
     monkeypatch.setattr(composition, "ProfileStore", Store)
     judge.fused_names = ("log_p_act",)
@@ -105,6 +111,36 @@ async def test_the_request_header_wins_over_agents_over_the_default(upstream, se
         assert upstream.last.json()["messages"] != CHAT["messages"]
         await post(url, {**CHAT, "model": "qwen3:4b"}, x_whetherman_profile="strip")
         assert "tools" not in upstream.last.json()
+
+
+async def test_a_model_that_was_measured_and_has_no_profile_is_told_of_once(upstream, serve, judge, profiles, caplog):
+    profiles["own"] = profile(model="qwen2.5-coder-1.5b")
+    judge.verdict = sure("ANSWER")
+    ollama = {**CHAT, "model": "qwen2.5-coder:1.5b"}
+    caplog.set_level("INFO")
+    async with serve() as url:
+        for _ in range(3):
+            assert said(await post(url, ollama))[1] == "no"
+            assert upstream.last.body == body_of(ollama), "it is said, and not done"
+        await post(url, {**CHAT, "model": "qwen2.5-coder:7b"})
+    assert caplog.text.count("event=profile_at_hand") == 1
+    assert '"qwen2.5-coder:1.5b" = "own"' in caplog.text
+    caplog.clear()
+    async with serve(agents={"qwen2.5-coder:1.5b": "own"}) as url:
+        assert said(await post(url, ollama))[1] == "yes"
+    assert "event=profile_at_hand" not in caplog.text
+
+
+async def test_a_name_that_does_not_tell_the_same_model_stays_in_shadow_and_its_line_is_said(
+    upstream, serve, judge, profiles, caplog
+):
+    profiles["own"] = profile(model="qwen2.5-coder-1.5b")
+    judge.verdict = sure("ANSWER")
+    tagged = {**CHAT, "model": "qwen2.5-coder:1.5b-instruct-q4_K_M"}
+    async with serve(profile="own") as url:
+        assert said(await post(url, tagged))[1] == "no"
+        assert upstream.last.body == body_of(tagged)
+    assert '"qwen2.5-coder:1.5b-instruct-q4_K_M" = "own"' in caplog.text
 
 
 async def test_a_broken_profile_of_one_agent_leaves_the_others_alone(upstream, serve, judge, profiles, caplog):

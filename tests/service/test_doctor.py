@@ -11,11 +11,15 @@ import threading
 import pytest
 
 from tests.ledger.entries import entry
+from tests.profiles.samples import profile_of
 from whetherman_edge import cli, cli_doctor
 from whetherman_edge import cli_doctor_checks as checks
 from whetherman_edge.config import load_config
+from whetherman_edge.gate.static_gate import packaged_sha256
 from whetherman_edge.ledger import records
 from whetherman_edge.ledger.records import Ledger
+from whetherman_edge.profiles import store
+from whetherman_edge.profiles.schema import Agent, EngineArtifact, serialize_profile
 from whetherman_edge.service import units
 
 
@@ -115,6 +119,56 @@ def test_a_port_is_free_ours_or_taken(tmp_path, server):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     assert checks.port(loaded(tmp_path, port=str(free)))[0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("ollama", "/api/tags", {"models": [{"name": "coder:1b", "details": {"quantization_level": "Q4_K_M"}}, 7]}),
+        ("lmstudio", "/api/v0/models", {"data": [{"id": "coder-1b", "quantization": "Q4_K_M"}, {"id": 3}]}),
+        ("llamacpp", "/v1/models", {"data": [{"id": "coder-1b"}]}),
+        ("openai", "/v1/models", {"data": [{"id": "coder-1b-q4_k_m"}]}),
+    ],
+)
+def test_a_served_model_that_was_measured_gets_its_line(tmp_path, server, monkeypatch, kind, path, value):
+    url, answers = server
+    answers[path] = value
+    answers["/props"] = {"model_path": "/models/Coder-1B-Q4_K_M.gguf"}
+    agent = Agent("llamacpp", "coder-1b", "Q4_K_M")
+    own = profile_of(agent=agent, engine=EngineArtifact("static", packaged_sha256()))
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "own.json").write_bytes(serialize_profile(own))
+    monkeypatch.setattr(store, "default_dirs", lambda: (tmp_path / "profiles",))
+    state, detail = checks.profiles(loaded(tmp_path), [(url, kind)])
+    assert state == "note"
+    assert '= "own" under [agents] in ' in detail
+    assert "was measured" in detail
+    model = detail.partition(" ")[0]
+    given = loaded(tmp_path, f'[agents]\n"{model}" = "own"\n')
+    assert checks.profiles(given, [(url, kind)])[0] == "ok"
+    assert checks.profiles(loaded(tmp_path, 'profile = "own"'), [(url, kind)])[0] == "ok"
+
+
+def test_other_weights_than_those_measured_are_named_though_a_line_gives_them_the_profile(
+    tmp_path, server, monkeypatch
+):
+    url, answers = server
+    answers["/api/tags"] = {"models": [{"name": "coder:1b", "details": {"quantization_level": "Q8_0"}}]}
+    own = profile_of(agent=Agent("llamacpp", "coder-1b", "Q4_K_M"), engine=EngineArtifact("static", packaged_sha256()))
+    (tmp_path / "own.json").write_bytes(serialize_profile(own))
+    monkeypatch.setattr(store, "default_dirs", lambda: (tmp_path,))
+    state, detail = checks.profiles(loaded(tmp_path, '[agents]\n"coder:1b" = "own"\n'), [(url, "ollama")])
+    assert state == "note"
+    assert "proves nothing here" in detail
+
+
+def test_a_server_that_answers_nonsense_has_no_models(tmp_path, server, monkeypatch):
+    url, answers = server
+    monkeypatch.setattr(store, "default_dirs", lambda: (tmp_path,))
+    for kind, path in (("ollama", "/api/tags"), ("lmstudio", "/api/v0/models"), ("llamacpp", "/v1/models")):
+        for value in ([], {"models": 3, "data": "x"}, None):
+            answers[path] = answers["/props"] = value
+            assert checks.profiles(loaded(tmp_path), [(url, kind)])[0] == "ok"
 
 
 def test_an_upstream_that_is_down_is_a_fault_with_its_fix(server):

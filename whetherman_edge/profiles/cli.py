@@ -67,13 +67,21 @@ def run_list(args: argparse.Namespace) -> int:
     rows = [("NAME", "STATE", "AGENT", "ENGINE", "DECIDES", "CREATED")]
     for entry in stored:
         row = _row(entry, records)
-        rows.append((row["name"], row["state"], row["agent"], row["engine"], row["decides"], row["created"]))
+        agent = f"{row['agent']} {row['quantisation']}".rstrip()
+        rows.append((row["name"], row["state"], agent, row["engine"], row["decides"], row["created"]))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for line in rows:
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
     for entry in stored:
         if entry.fault:
             sys.stderr.write(f"{entry.path}: {entry.fault}\n")
+    if any(row[1] == "calibrated" for row in rows):
+        from whetherman_edge.config import default_config_path
+
+        sys.stdout.write(
+            f'to use one: "MODEL" = "NAME" under [agents] in {default_config_path()}, MODEL as your requests name it; '
+            "`whetherman-edge doctor` says the line for the models of your server\n"
+        )
     sys.stdout.write(f"directory: {store.writable_dir}\n")
     return 0
 
@@ -142,7 +150,14 @@ def _row(entry: Stored, records: dict[str, field.FieldRecord]) -> dict[str, Any]
     profile = entry.profile
     row: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "sha256": entry.sha256, "fault": entry.fault}
     if profile is None:
-        return row | {"state": "broken", "agent": "-", "engine": "-", "decides": "-", "created": "-"}
+        return row | {
+            "state": "broken",
+            "agent": "-",
+            "quantisation": "",
+            "engine": "-",
+            "decides": "-",
+            "created": "-",
+        }
     state = "unusable" if entry.fault else "calibrated" if profile.calibrated else "not calibrated"
     record = records.get(f"profile:{entry.name}")
     if state == "calibrated" and record is not None and record.basis == basis_of(profile):
@@ -150,6 +165,7 @@ def _row(entry: Stored, records: dict[str, field.FieldRecord]) -> dict[str, Any]
     return row | {
         "state": state,
         "agent": f"{profile.agent.kind}:{profile.agent.model}",
+        "quantisation": profile.agent.quantisation,
         "engine": f"{profile.engine.name}:{profile.engine.sha256[:12]}",
         "decides": ",".join(dict.fromkeys(label for label, _, tau in taus(profile.tau) if tau is not None))
         or "nothing",

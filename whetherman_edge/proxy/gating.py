@@ -33,7 +33,8 @@ from whetherman_edge.gate.policy import PolicySettings, SessionState
 from whetherman_edge.gate.verdict import Decision, Mode, Verdict, check_verdict
 from whetherman_edge.gate.wordings import DEFAULT_WORDING
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.profiles.schema import Profile, Tau, basis_of, measured_on
+from whetherman_edge.profiles.schema import Profile, Tau, basis_of, likeness, measured_on
+from whetherman_edge.profiles.suggestions import line
 from whetherman_edge.proxy.breaker import FAILURES_MAX, Breaker
 from whetherman_edge.proxy.inflate import inflate
 from whetherman_edge.proxy.learned import Learned
@@ -157,7 +158,8 @@ class Gating:
     """Owns the gate's part of a request.
 
     ``tools``: parsed tools, for the views of all dialects. ``learned``: the upstream's capabilities. ``deadline_s``:
-    the gate's time for one request; None: no limit (offline use).
+    the gate's time for one request; None: no limit (offline use). ``on_unprofiled``: told the model of every request
+    for which no profile is configured.
     """
 
     def __init__(
@@ -174,6 +176,7 @@ class Gating:
         deadline_s: float | None,
         clock: Callable[[], float] = time.monotonic,
         breaker: Breaker | None = None,
+        on_unprofiled: Callable[[str], None] = lambda _model: None,
     ) -> None:
         self._config = config
         self._judge = judge
@@ -186,6 +189,7 @@ class Gating:
         self._clock = clock
         self._breaker = Breaker(FAILURES_MAX, clock) if breaker is None else breaker
         self._deadline_s = deadline_s
+        self._on_unprofiled = on_unprofiled
 
     @property
     def strips_unsupported(self) -> bool:
@@ -292,6 +296,8 @@ class Gating:
         asked_for = headers.get("x-whetherman-profile", "")
         given = asked_for or self._config.profile_for_model(chat.model)
         name = given or self._config.profile
+        if not name:
+            self._say_unprofiled(chat.model)
         profile, fault = self._profile(name)
         agent = f"profile:{name}" if name else f"model:{chat.model[:200]}"
         session_id = headers.get("x-session-id", "")[:200]
@@ -320,6 +326,13 @@ class Gating:
             return self._ruled(case, verdict)
         return Pending(case.mode == "enforce", lambda: self._awaited(case, verdict))
 
+    def _say_unprofiled(self, model: str) -> None:
+        """Advice must not cost a request."""
+        try:
+            self._on_unprofiled(model)
+        except Exception:
+            log.exception("event=advice_failed")
+
     def _is_foreign(self, profile: Profile, model: str, agent: str, name: str, basis: str, meant: bool) -> bool:
         """Whether the profile was measured on another model, or on other weights of it, and that is not what the user
         asked for; said once.
@@ -331,6 +344,8 @@ class Gating:
         advice = f"measured on {measured[:200]!r}, requests now name {model[:200]!r}: calibrate again"
         if self._sessions.advise(agent, advice, basis):
             hint = "used_all_the_same" if meant else "in_shadow_until_then"
+            if not meant and likeness(profile, model) == "untold":
+                hint += f"_or_add_under_agents_if_it_is_the_same:{line(model[:200], name)}"
             log.warning("event=recalibrate profile=%s detail=%r hint=%s", name, advice, hint)
         return not meant
 

@@ -20,6 +20,8 @@ DISCOVER_TIMEOUT_S = 0.3
 """A local server answers a GET in milliseconds; a closed port at once. A busy laptop gets some slack."""
 KIND_TIMEOUT_S = 2.0
 """For an upstream the user named: it may be another machine."""
+MODELS_MAX = 200
+"""Of one server; what a hosted API lists beyond it nobody measured here."""
 ANSWER_BYTES_MAX = 1 << 18
 """A model list beyond this (hosted APIs list hundreds) still tells its kind by its headers."""
 
@@ -42,6 +44,14 @@ class Found(msgspec.Struct, frozen=True):
     url: str
     kind: str
     name: str
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A model that a server has: its name as in requests, its quantisation and its file, "" where it does not say."""
+
+    name: str
+    quantisation: str = ""
+    file: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -107,6 +117,37 @@ async def kind_of(url: str, timeout_s: float = KIND_TIMEOUT_S) -> str:
                 return kind
             looks_openai = looks_openai or (path == "/v1/models" and _is_model_list(answer))
     return "openai" if looks_openai else "unknown"
+
+
+async def models_of(url: str, kind: str = "auto", timeout_s: float = KIND_TIMEOUT_S) -> list[Served]:
+    """The models that a server has, as far as it tells. Never raises."""
+    if kind == "auto":
+        kind = await kind_of(url, timeout_s)
+    socket_path = url.removeprefix("unix:") if url.startswith("unix:") else ""
+    base = "http://localhost" if socket_path else url.rstrip("/").removesuffix("/v1").rstrip("/")
+    async with _session(socket_path) as session:
+
+        async def rows(path: str, key: str) -> list[dict[str, Any]]:
+            answer = await _ask(session, base, path, timeout_s)
+            found = answer.json.get(key) if answer is not None and isinstance(answer.json, dict) else None
+            return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+        told: list[tuple[Any, Any, str]]
+        if kind == "ollama":
+            listed = await rows("/api/tags", "models")
+            details = [row["details"] if isinstance(row.get("details"), dict) else {} for row in listed]
+            told = [(row.get("name"), d.get("quantization_level"), "") for row, d in zip(listed, details, strict=True)]
+        elif kind == "lmstudio":
+            told = [(row.get("id"), row.get("quantization"), "") for row in await rows("/api/v0/models", "data")]
+        else:
+            props = await _ask(session, base, "/props", timeout_s) if kind == "llamacpp" else None
+            path = props.json.get("model_path", "") if props is not None and isinstance(props.json, dict) else ""
+            told = [(row.get("id"), "", str(path)) for row in await rows("/v1/models", "data")]
+    return [
+        Served(name, level if isinstance(level, str) else "", file)
+        for name, level, file in told[:MODELS_MAX]
+        if isinstance(name, str)
+    ]
 
 
 def _recognise(path: str, answer: Answer | None) -> str | None:
