@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -9,11 +10,13 @@ import pytest
 
 from tests.calibrate.test_calibrate import ITEMS, free, measure, no_pause, record, report_of, some
 from tests.fakes.agents import Faults, ScriptedUpstream
+from whetherman_edge.calibrate import cli
 from whetherman_edge.calibrate.agent import AgentClient
 from whetherman_edge.calibrate.plan import Plan
 from whetherman_edge.calibrate.report import text
 from whetherman_edge.calibrate.run_log import LookLine, RunLog
 from whetherman_edge.calibrate.runner import Budget, Runner, Settings
+from whetherman_edge.cli import main
 from whetherman_edge.errors import UsageError
 from whetherman_edge.profiles.risk import DELTA, look_level
 from whetherman_edge.profiles.schema import (
@@ -27,6 +30,7 @@ from whetherman_edge.profiles.schema import (
     serialize_profile,
     taus,
 )
+from whetherman_edge.service.discovery import Served
 
 PROOF = Proof(60, 50, 0, 5, 0.0471, {"ANSWER": Counted(5, 0)})
 
@@ -92,6 +96,47 @@ async def test_what_was_proven_stands_when_the_calibration_goes_on(tmp_path: Pat
     parse_profile(serialize_profile(third), "fake")
     assert foreign is not None
     assert not foreign.calibrated
+
+
+def test_a_proven_profile_is_not_written_over_by_one_that_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For example where the backbone's weights are missing now, and the fit falls back to the static gate."""
+    few = some(ITEMS, each=1)
+    with RunLog.open(tmp_path / "runs.jsonl") as log:
+        report = asyncio.run(report_of(few, log, record(log, few, free)))
+    bare = report.profile
+    assert bare is not None
+    assert not bare.calibrated
+    proven = msgspec.structs.replace(bare, tau=Tau(answer=ByKind(first=0.5)), risk=Risk(0.05, 0.1, first=PROOF))
+    path = tmp_path / "fake.json"
+    arguments = ["calibrate", "--agent-endpoint", "http://127.0.0.1:9", "--model", "fake", "--name", "fake", "--resume"]
+
+    async def made(*_arguments: object) -> object:
+        return report
+
+    monkeypatch.setattr(cli, "_calibrate", made)
+    path.write_bytes(serialize_profile(proven))
+    assert main([*arguments, "--dir", str(tmp_path)]) == 0
+    assert parse_profile(path.read_bytes(), "fake") == proven
+    assert "stays as it is" in capsys.readouterr().err
+    path.write_bytes(serialize_profile(msgspec.structs.replace(bare, version="older")))
+    assert main([*arguments, "--dir", str(tmp_path)]) == 0
+    assert parse_profile(path.read_bytes(), "fake") == bare
+
+
+async def test_the_quantisation_is_what_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def models_of(_url: str, _kind: str) -> list[Served]:
+        return models
+
+    monkeypatch.setattr("whetherman_edge.service.discovery.models_of", models_of)
+    models = [Served("a:1b", "Q4_K_M"), Served("b:1b", "Q8_0")]
+    assert await cli._quantisation("http://x/v1", "ollama", "b:1b") == "Q8_0"
+    assert await cli._quantisation("http://x/v1", "ollama", "c:1b") == ""
+    models = [Served("alias", file="/models/Coder-1B-Q4_K_M.gguf")]
+    assert await cli._quantisation("http://x/v1", "llamacpp", "any name does") == "Q4_K_M"
+    models = []
+    assert await cli._quantisation("http://x/v1", "openai", "m") == ""
 
 
 def test_a_further_look_seeks_more_needed_steps_and_a_proven_kind_none() -> None:

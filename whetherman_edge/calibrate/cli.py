@@ -25,8 +25,8 @@ from whetherman_edge.profiles.store import ProfileStore, default_dirs, is_name, 
 
 if TYPE_CHECKING:
     from whetherman_edge.calibrate.plan import Item
+    from whetherman_edge.calibrate.probe import Kind
     from whetherman_edge.calibrate.report import Report
-    from whetherman_edge.gate.verdict import StepKind
     from whetherman_edge.profiles.schema import Profile
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -52,7 +52,7 @@ def register(verbs: Verbs) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the log of that name, or only fit again")
     parser.add_argument("--key-env", metavar="NAME", help="environment variable with the API key")
     parser.add_argument("--kind", choices=get_args(UpstreamKind), default="auto", help="kind of the model server")
-    parser.add_argument("--quantisation", default="", help="of the model, for the record")
+    parser.add_argument("--quantisation", default="", help="of the model (default: what the server says)")
     parser.add_argument("--engine", choices=("static", "gemma", "auto"), default="auto", help="gate to fit on")
     parser.add_argument("--seed", type=int, default=1, help="seed that the probes are drawn from (default 1)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each arm on a probe (default 3)")
@@ -108,8 +108,13 @@ def run(args: argparse.Namespace) -> int:
     if report.profile is not None:
         from whetherman_edge.profiles.schema import serialize_profile
 
-        path = ProfileStore([folder]).save(args.name, serialize_profile(report.profile), overwrite=args.resume)
-        sys.stderr.write(f"profile: {path}\n")
+        path = folder / f"{args.name}.json"
+        kept = _before(path, args.name)
+        if kept is not None and kept.calibrated and not report.profile.calibrated:
+            sys.stderr.write(f"profile: {path} stays as it is: it proves what this fit does not\n")
+        else:
+            ProfileStore([folder]).save(args.name, serialize_profile(report.profile), overwrite=args.resume)
+            sys.stderr.write(f"profile: {path}\n")
     sys.stderr.write(f"report: {place / 'report.html'}\n")
     if args.json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
@@ -128,6 +133,7 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
     known = _known(args)
     before = _before(log_path.parent.parent / f"{args.name}.json", args.name)
     kind = args.kind if args.kind != "auto" else await _kind(args.agent_endpoint)
+    quantisation = args.quantisation or await _quantisation(args.agent_endpoint, kind, args.model)
     settings = Settings(
         workers=args.workers,
         runs=args.runs,
@@ -150,7 +156,7 @@ async def _calibrate(args: argparse.Namespace, key: str, budget: Budget, log_pat
                 name=args.name,
                 model=args.model,
                 kind=kind,
-                quantisation=args.quantisation,
+                quantisation=quantisation,
                 engine=args.engine,
                 alpha=args.alpha,
                 delta=args.delta,
@@ -177,7 +183,7 @@ def _before(path: Path, name: str) -> Profile | None:
         return None
 
 
-def _proven(before: Profile | None, args: argparse.Namespace) -> frozenset[StepKind]:
+def _proven(before: Profile | None, args: argparse.Namespace) -> frozenset[Kind]:
     """Kinds of step that need no further proof, as far as that can be told before the gate is opened."""
     from whetherman_edge.profiles.schema import proven_kinds
 
@@ -211,6 +217,19 @@ async def _kind(endpoint: str) -> str:
     from whetherman_edge.service.discovery import kind_of
 
     return await kind_of(endpoint.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1"))
+
+
+async def _quantisation(endpoint: str, kind: str, model: str) -> str:
+    """What the server says of the model's: a proof holds for one, and should name it. "" where it does not say."""
+    from whetherman_edge.profiles.schema import quantisation_in
+    from whetherman_edge.service.discovery import models_of
+
+    models = await models_of(endpoint.rstrip("/").removesuffix("/chat/completions"), kind)
+    own = [served for served in models if served.name == model or len(models) == 1]
+    found = next((one.quantisation or quantisation_in(one.file).upper().replace("-", "_") for one in own), "")
+    if found:
+        sys.stderr.write(f"quantisation: {found}, as the server says\n")
+    return found
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -23,7 +23,10 @@ from whetherman_edge.gate.verdict import Decision, Label
 
 STEPS_MAX = 8
 REFUSALS_MAX = 2
+CALLS_A_STEP_MAX = 16
+"""Calls of one reply that are made; a model that has run wild writes hundreds, and each may start a process."""
 REFUSED = "Refused: no tool can be called now. Answer without one."
+_TOO_MANY = f"Error: at most {CALLS_A_STEP_MAX} calls at once; nothing was done."
 _UNREADABLE = "Error: the arguments are not a JSON object; nothing was done."
 
 SteerMode = Literal["note", "none", "strip", "prefill"]
@@ -173,8 +176,10 @@ async def _run(
             check = probe.check(text, world, made)
             return _episode(steps, made, n_refused, success=check.success, why=check.why)
         results: list[str] = []
-        for call in reply.calls:
-            if steps[-1].refused:
+        for place, call in enumerate(reply.calls):
+            if place >= CALLS_A_STEP_MAX:
+                results.append(_TOO_MANY)
+            elif steps[-1].refused:
                 n_refused += 1
                 results.append(REFUSED)
             elif call.arguments is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from whetherman_edge.calibrate.episode import CALLS_A_STEP_MAX
 from whetherman_edge.calibrate.plan import Item
 from whetherman_edge.calibrate.probe import Call, Probe
 from whetherman_edge.calibrate.run_log import CONTENT_CHARS_MAX, RunLine, StepLine
@@ -41,7 +42,7 @@ def rejudged(run: RunLine, probe: Probe) -> RunLine:
             return run
         sent_again = place + 1 < len(run.steps) and run.steps[place + 1].resent
         if not step.refused and not sent_again:
-            made += calls
+            made += calls[:CALLS_A_STEP_MAX]
     if not run.steps:
         return run
     writes = {tool.name for tool in probe.tools if tool.effect == "write"}

@@ -189,7 +189,9 @@ class Runner:
             await self._probe_all(capability)
         except BudgetReached:
             self._arm = self._arm or self._chosen(found)
-            return self._ended("budget", found, capability, "the budget is spent")
+            minutes = (self._clock() - self._started) / 60
+            told = f"the budget is spent ({minutes:.0f} min, all in all); --resume with a larger --budget goes on"
+            return self._ended("budget", found, capability, told)
         except (UpstreamMissing, _ServerFails) as exc:
             self._arm = self._arm or self._chosen(found)
             return self._ended("server", found, capability, str(exc))
