@@ -175,7 +175,7 @@ def text(report: Report) -> str:
     ]
     for arm, m in report.arms.items():
         lines.append(
-            f"{'* ' if arm == report.arm else '  '}{arm:<13}{m.success:.2f} right (with tools {m.success_with:.2f}), "
+            f"{'* ' if arm == report.arm else '  '}{arm:<15}{m.success:.2f} right (with tools {m.success_with:.2f}), "
             f"calls {m.calls_left:.1f} ({m.calls_with:.1f}), output {m.output_tokens:.0f} ({m.output_with:.0f}), "
             f"{m.seconds:.1f} s ({m.seconds_with:.1f} s), worth {m.value_s:.1f} s, n={m.n}"
         )
