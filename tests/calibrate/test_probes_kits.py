@@ -154,6 +154,15 @@ def test_a_mail_goes_to_the_address_that_stands_beside_a_name() -> None:
     assert [record["to"] for record in world.changes()] == ["rosa@x.example"]
 
 
+def test_a_pattern_that_would_run_for_ever_is_ended() -> None:
+    world = room("regex_find")
+    assert world.call("regex_find", {"pattern": r"[A-Z]-\d", "text": "A-1 b-2 'C-3\n"}) == "2 matches: A-1, C-3"
+    assert world.call("regex_find", {"pattern": "x", "text": "y"}) == "0 matches"
+    assert world.call("regex_find", {"pattern": "(", "text": "y"}).startswith("error: pattern: ")
+    endless = {"pattern": r"^(\w+\s?)*$", "text": "a" * 60 + "!"}
+    assert world.call("regex_find", endless).startswith("error: the program")
+
+
 def test_a_comma_between_arguments_is_no_thousands_separator() -> None:
     assert evaluate("gcd(12,180)") == 12
     assert evaluate("max(1,200)") == 200

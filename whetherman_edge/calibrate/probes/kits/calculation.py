@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import calendar
+import json
 import math
 import operator
 import re
@@ -13,6 +14,8 @@ from typing import Any, ClassVar, Final
 
 from whetherman_edge.calibrate.probe import Tool
 from whetherman_edge.calibrate.probes.world import Kit, ToolFault, choice, schema
+
+from . import sandbox
 
 _BINARY: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
@@ -26,6 +29,14 @@ _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "sqrt": math.sqrt, "abs": abs, "round": round, "min": min, "max": max, "floor": math.floor, "ceil": math.ceil,
     "log": math.log, "log10": math.log10, "exp": math.exp, "gcd": math.gcd, "factorial": math.factorial,
 }  # fmt: skip
+_REGEX_PROGRAM: Final = """import json, re
+pattern, text = json.loads({given!r})
+try:
+    found = [match.group(0) for match in re.finditer(pattern, text)]
+    print(f"{{len(found)}} matches" + (f": {{', '.join(found[:12])}}" if found else ""))
+except re.error as error:
+    print(f"error: pattern: {{error}}")
+"""
 _EXPRESSION_CHARS_MAX: Final = 300
 _BITS_MAX: Final = 4096
 _FACTORIAL_MAX: Final = 200
@@ -184,11 +195,11 @@ class Calculation(Kit):
     def regex_find(self, pattern: str, text: str) -> str:
         if len(pattern) > 120 or re.search(r"[+*}]\s*\)\s*[+*{]", pattern):
             raise ToolFault("pattern: too long, or nested repetition")
-        try:
-            found = [match.group(0) for match in re.finditer(pattern, text[:4000])]
-        except re.error as error:
-            raise ToolFault(f"pattern: {error}") from None
-        return f"{len(found)} matches" + (f": {', '.join(found[:12])}" if found else "")
+        given = json.dumps([pattern, text[:4000]])
+        told = sandbox.run_program(_REGEX_PROGRAM.format(given=given))  # a pattern may run for ever: in the sandbox
+        if told.startswith("error: "):
+            raise ToolFault(told.removeprefix("error: "))
+        return told
 
 
 def _unit(name: str) -> str:
