@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 
 import pytest
 
@@ -55,6 +56,20 @@ def test_made_once_named_by_the_key_and_found_again(manifest, derived):
     install.ensure_backbone(manifest, Silent(), force=True)
     assert len(derived) == 2
     assert [found.name for found in store.imported()] == ["tiny"]  # what is derived is no model of its own
+
+
+@pytest.mark.parametrize(("days", "kept"), [(13, True), (15, False)])
+def test_weights_of_an_earlier_version_go_when_they_have_long_been_unused(manifest, derived, days, kept):
+    folder = store.models_dir() / "derived"
+    folder.mkdir(parents=True)
+    names = [f"backbone-0123456789abcdef{end}" for end in (".gguf", ".gguf.json", ".gguf.lock", ".prefixes")]
+    for name in names:
+        (folder / name).write_bytes(b"old")
+        os.utime(folder / name, (0, 0))
+    os.utime(folder / names[-1], (time.time() - days * 86_400,) * 2)  # a daemon wrote them when it stopped
+    made = install.ensure_backbone(manifest, Silent())
+    assert [(folder / name).exists() for name in names] == [kept] * 4
+    assert install.find_backbone(manifest) == made
 
 
 def test_verify_finds_a_changed_file(manifest, derived):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,10 @@ NAME: Final = "gemma"
 """What the user calls it: ``model install gemma``."""
 FOLDER: Final = "derived"
 """Under the models' directory, away from what was fetched or imported."""
+UNUSED_S: Final = 14 * 86_400
+"""Weights of another artifact are kept this long after a daemon last wrote beside them: a second installation of the
+package may still run on them.
+"""
 INSTALL: Final = f"`whetherman-edge model install {NAME}` installs it (about 250 MB, Gemma Terms of Use)"
 BASE_QUANTISATION: Final = "q4_k_m"
 
@@ -85,6 +90,8 @@ def ensure_backbone(
         sha256 = _make(manifest, base.path, target, progress)
         record = store.ImportRecord(sha256=sha256, size_bytes=target.stat().st_size)
         store.write_atomic(_record_path(target), msgspec.json.encode(record))
+        for name in _forget_unused(target):
+            progress.note(f"{NAME}: removed {name} of an earlier version, not used for {UNUSED_S // 86_400} days")
     progress.note(f"{NAME}: installed")
     made = find_backbone(manifest)
     assert made is not None, "what was just made is there"
@@ -154,6 +161,19 @@ def _sweep(target: Path) -> None:
     """Remove what a run that was killed has left half-made, up to a quarter of a gigabyte each time. Under the lock."""
     for left in (*target.parent.glob(f".{target.name}.*.partial"), _plain(target)):
         left.unlink(missing_ok=True)
+
+
+def _forget_unused(target: Path) -> list[str]:
+    """Remove derived weights under other keys, with what lies beside them; their names."""
+    gone = []
+    for weights in target.parent.glob("backbone-*.gguf"):
+        family = [weights, *target.parent.glob(f"{weights.name}.*"), weights.with_suffix(".prefixes")]
+        last_used_s = max((path.stat().st_mtime for path in family if path.exists()), default=0.0)
+        if weights != target and time.time() - last_used_s > UNUSED_S:
+            for path in family:
+                path.unlink(missing_ok=True)
+            gone.append(weights.name)
+    return gone
 
 
 def _plain(target: Path) -> Path:
