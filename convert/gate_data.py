@@ -31,8 +31,8 @@ from whetherman_edge.router.table import RouterTable
 
 DATA: Final = Path(__file__).resolve().parent / "data"
 CACHE: Final = Path(__file__).resolve().parent.parent / "build" / "gate-cache"
-TRAIN_FILES: Final = ("gate_train", *(f"gate_train{n}" for n in range(2, 12)))
-DEV_FILES: Final = ("gate_dev", *(f"gate_dev{n}" for n in range(2, 13)))
+TRAIN_FILES: Final = ("gate_train", *(f"gate_train{n}" for n in (*range(2, 12), *range(13, 16))))
+DEV_FILES: Final = ("gate_dev", *(f"gate_dev{n}" for n in range(2, 16)))
 """All dialogues to train on, and all that are never trained on."""
 N_BUCKETS: Final = 1 << 16
 QUESTION_MARKS: Final = ("?", "？", "؟")
@@ -138,6 +138,37 @@ def swapped_tools(dialogues: Sequence[Item], seed: int = 0) -> Iterator[Item]:
             "accept": [gold],
             "kind": "swapped",
             "donor": other["domain"],
+        }
+
+
+SMALL_TALK: Final = (
+    *("hi", "Hi!", "hello", "Hello there", "hey", "hey there", "hey!", "yo", "hiya", "howdy", "hi there", "heya"),
+    *("good morning", "Good evening!", "morning", "good afternoon", "evening all", "greetings", "hello?", "hi hi"),
+    *("how are you?", "How's it going", "how are you doing today?", "what's up", "you ok?", "how do you feel today"),
+    *("who are you?", "What are you?", "are you a bot", "what's your name?", "who made you?", "Are you there?"),
+    *("thanks", "Thank you!", "thx", "cheers", "great, thanks", "perfect", "cool", "nice one", "ok", "got it", "lol"),
+    *("bye", "Goodbye!", "see you", "good night", "that's all", "nice to meet you", "have a nice day", "haha"),
+    *("hola", "¡Buenos días!", "bonjour", "Salut !", "hallo", "Guten Morgen", "moin", "ciao", "olá", "cześć", "hej"),
+    *("привет", "こんにちは", "你好", "안녕하세요", "merhaba", "danke", "merci", "gracias", "grazie", "谢谢"),
+)
+
+
+def small_talk(dialogues: Sequence[Item], n: int = 800, seed: int = 0) -> Iterator[Item]:
+    """Greetings and the like beside the tools of a dialogue, with its system text or without: nothing to call for."""
+    rng = np.random.default_rng(seed)
+    for number in range(n):
+        item = dialogues[int(rng.integers(0, len(dialogues)))]
+        opening = [m for m in item["request"]["messages"][:1] if m["role"] == "system" and number % 2]
+        said = {"role": "user", "content": SMALL_TALK[number % len(SMALL_TALK)]}
+        yield {
+            **item,
+            "id": f"small-talk-{number}",
+            "set": f"small-talk-{number}",
+            "request": {**item["request"], "messages": [*opening, said]},
+            "gold": "ANSWER",
+            "accept": ["ANSWER"],
+            "category": "first",
+            "kind": "small_talk",
         }
 
 

@@ -28,6 +28,7 @@ KIND_WEIGHTS: Final = {
     "swapped": 0.0,
     "public": 0.2,
     "few_tools": 0.3,
+    "small_talk": 0.5,
 }
 ACCEPT_MAIN: Final = 0.75  # target of the gold label where others are acceptable too; they share the rest
 

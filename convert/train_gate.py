@@ -27,6 +27,7 @@ from convert.gate_data import (
     open_scorer,
     prefixes,
     read_dialogues,
+    small_talk,
     swapped_tools,
 )
 from convert.gate_few_tools import few_tools
@@ -109,7 +110,7 @@ def main() -> None:
     options = parser.parse_args()
     scorer = open_scorer(options.router)
     dialogues = [item for name in TRAIN_FILES for item in read_dialogues(name)]
-    extended = [*dialogues, *prefixes(dialogues), *read_dialogues("gate_public")]
+    extended = [*dialogues, *prefixes(dialogues), *small_talk(dialogues), *read_dialogues("gate_public")]
     if heads.KIND_WEIGHTS["swapped"]:
         extended += swapped_tools(dialogues)
     if options.few_tools:

@@ -27,8 +27,8 @@ ADAPTER = {"file": "a.safetensors", "sha256": SHA256, "r": 16, "alpha": 32.0, "r
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"format": "other"}, "expected whetherman-backbone version 1"),
-        ({"version": 2}, "version 2"),
+        ({"format": "other"}, "expected whetherman-backbone version 2"),
+        ({"version": 3}, "version 3"),
         ({"classes": ["ANSWER", "ACT", "ASK", "DECLINE"]}, "the classes"),
         ({"layer": 5}, "below n_layers"),
         ({"layer": -1}, "below n_layers"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whetherman_edge.backbone.prompt import Piece, cut, first_sentence, kept_turns, render, tokenize
+from whetherman_edge.backbone.prompt import Piece, cut, first_sentence, kept_turns, opening, render, tokenize
 from whetherman_edge.dialects.chat import ChatView, Message, Parameter, Tool, ToolCall
 from whetherman_edge.errors import ArtifactError
 
@@ -44,7 +44,7 @@ def bytes_of(piece: Piece) -> list[int]:
 def test_compact_golden() -> None:
     prompt = render(chat(), "compact")
     assert text_of(prompt.tools) == (
-        "Tools:\nclock(): The time now.\nget_weather(city*, unit): Current weather of a city.\n"
+        "Tools:\nclock(): The time now.\nget_weather(city*, unit): Current weather of a city. Uses a public service.\n"
     )
     assert [text_of(turn) for turn in prompt.turns] == [
         "System: Be brief.\n",
@@ -122,6 +122,17 @@ def test_unknown_style_is_refused() -> None:
         render(chat(), "chatml")  # type: ignore[arg-type]
 
 
+def test_a_line_break_in_a_name_does_not_end_its_line() -> None:
+    tool = Tool("a\nb", "Does.", (Parameter("c\nd"),), b"w" * 16)
+    assert text_of(render(chat(tools=(tool,)), "compact").tools) == "Tools:\na b(c d): Does.\n"
+
+
+def test_arguments_nested_without_end_are_text() -> None:
+    call = ToolCall("c1", "get_weather", "[" * 100_000)
+    deep = chat(messages=(Message("user", "x"), Message("assistant", "", calls=(call,))))
+    assert "[[[" in text_of([piece for turn in render(deep, "functiongemma").turns for piece in turn])
+
+
 def test_C07_a_huge_description_adds_one_bounded_line() -> None:
     tool = Tool("big", "z" * 80_000, tuple(Parameter(f"p{i}") for i in range(500)), b"b" * 16)
     assert len(text_of(render(chat(tools=(tool,)), "compact").tools)) < 400
@@ -133,6 +144,34 @@ def test_C07_a_huge_description_adds_one_bounded_line() -> None:
 )
 def test_first_sentence(text: str, expected: str) -> None:
     assert first_sentence(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Finds hotels. Only in Japan. Prices are in yen.", "Finds hotels. Only in Japan."),
+        ("Finds hotels\n\n  in Japan.\nYen.", "Finds hotels in Japan. Yen."),
+        ("Finds hotels everywhere in the whole world", "Finds hotels everywhere in the w"),
+        ("Short! " + "x" * 40 + ". Tail.", "Short!"),
+        ("一。二", "一。 二"),
+        (" \n ", ""),
+        (". . .", ". . ."),
+    ],
+)
+def test_opening_keeps_whole_sentences(text: str, expected: str) -> None:
+    assert opening(text, 32) == expected
+
+
+@given(st.text(), st.integers(1, 60))
+def test_opening_is_one_line_within_its_limit(text: str, chars_max: int) -> None:
+    found = opening(text, chars_max)
+    assert len(found) <= chars_max
+    assert "\n" not in found
+
+
+def test_a_limit_in_the_second_sentence_reaches_the_prompt() -> None:
+    tool = Tool("weather", "Current weather of a city. Covers the United States only.", (), b"w" * 16)
+    assert "United States only." in text_of(render(chat(tools=(tool,)), "compact").tools)
 
 
 def test_cut_keeps_both_ends() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save
 
+from whetherman_edge.backbone.manifest import VERSION
 from whetherman_edge.backbone.prompt import Prompt
 from whetherman_edge.backbone.worker import Counts, Job, Overloaded, States, TooLong
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
@@ -107,7 +108,7 @@ def write_artifact(folder: Path, *, gate: str = SHA256, router: str = SHA256, ar
     (folder / "backbone.safetensors").write_bytes(raw)
     value = {
         "format": "whetherman-backbone",
-        "version": 1,
+        "version": VERSION,
         "base": {"name": "gemma-3-270m", "sha256": SHA256},
         "adapter": None,
         "prompt_style": "compact",

@@ -18,7 +18,8 @@ from whetherman_edge.errors import ArtifactError
 
 DEFAULT_PATH: Final = Path(__file__).resolve().parent.parent / "artifacts" / "backbone.json"
 FORMAT: Final = "whetherman-backbone"
-VERSION: Final = 1
+VERSION: Final = 2
+"""2: tool lines hold the opening sentences of a description, not the first alone; heads fit one of the two."""
 CLASSES: Final = ("ACT", "ANSWER", "ASK", "DECLINE")
 FILE_BYTES_MAX: Final = 1 << 20  # the shipped manifest is a few kilobytes, dev figures and all
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")

@@ -11,7 +11,7 @@ gets the characters. Control tokens come only from pieces of the ``control`` kin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -22,7 +22,8 @@ from whetherman_edge.errors import ArtifactError
 Style = Literal["compact", "functiongemma"]
 
 DESCRIPTION_CHARS_MAX: Final = 200
-"""First sentence of a tool's description, cut here: an 80 KB schema adds one line (C07)."""
+"""As many whole sentences of a tool's description as fit in this, at least the first, cut: what a tool does not do
+stands in the second sentence more often than not, and an 80 KB schema still adds one line (C07)."""
 PARAMETERS_MAX: Final = 12
 SYSTEM_CHARS_MAX: Final = 800
 TEXT_CHARS_MAX: Final = 2_000
@@ -75,12 +76,30 @@ def cut(text: str, chars_max: int) -> str:
 
 def first_sentence(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
     """Up to the first full stop followed by white space, or the first line break."""
-    line = text.strip().split("\n", 1)[0]
-    for mark in (". ", "! ", "? ", "。"):
-        at = line.find(mark)
-        if at > 0:
-            line = line[: at + 1]
-    return line[:chars_max].rstrip()
+    return next(_sentences(text), "")[:chars_max].rstrip()
+
+
+def opening(text: str, chars_max: int = DESCRIPTION_CHARS_MAX) -> str:
+    """The sentences that fit whole into ``chars_max``, on one line; of a first one that does not fit, its beginning."""
+    kept: list[str] = []
+    length = 0
+    for sentence in _sentences(text):
+        if kept and length + 1 + len(sentence) > chars_max:
+            break
+        kept.append(sentence[:chars_max].rstrip())
+        length += 1 + len(sentence)
+    return " ".join(kept)
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """Pieces that end in a mark followed by white space, in a CJK full stop, or at a line break; none is empty."""
+    for line in text.splitlines():
+        rest = line.strip()
+        while rest:
+            ends = [at + 1 for mark in (". ", "! ", "? ", "。") if (at := rest.find(mark)) > 0]
+            end = min(ends, default=len(rest))
+            yield rest[:end]
+            rest = rest[end:].strip()
 
 
 # --- compact: ours ---------------------------------------------------------------------------------------------------
@@ -94,12 +113,13 @@ def _compact(chat: ChatView, tools: Sequence[Tool]) -> Prompt:
 
 
 def _compact_tool(tool: Tool) -> str:
-    """``name(required*, optional): First sentence.`` on one line; required arguments come first, in the tool's
+    """``name(required*, optional): Opening sentences.`` on one line; required arguments come first, in the tool's
     order.
     """
     ordered = sorted(tool.parameters, key=lambda p: not p.required)[:PARAMETERS_MAX]
     arguments = ", ".join(p.name + ("*" if p.required else "") for p in ordered)
-    return f"{tool.name}({arguments}): {first_sentence(tool.description)}\n"
+    line = f"{tool.name}({arguments}): {opening(tool.description)}"
+    return line.replace("\n", " ") + "\n"  # a name may hold anything
 
 
 def _compact_turn(message: Message) -> str:
@@ -191,7 +211,7 @@ def _gemma_turn(message: Message) -> list[Piece]:
 def _arguments(arguments: str) -> list[Piece]:
     try:
         values = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         return [Piece("value:"), *_quoted(cut(arguments, ARGUMENTS_CHARS_MAX))]
