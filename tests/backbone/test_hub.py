@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,12 +24,32 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "base"
 
 
+class Quiet(BaseHTTPRequestHandler):
+    def log_message(self, *_args):
+        pass
+
+
+@contextlib.contextmanager
+def serving(handler):
+    """A server of one kind of answer; ``asked``: what the handler noted down of its requests."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @pytest.fixture
 def served(folder, monkeypatch):
     """The folder as a hub; ``server.cut``: bytes after which a file breaks off; ``status``: what it refuses with;
     ``elsewhere``: where the weights lie, if not here."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             server.asked.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
             file = folder / self.path.rpartition("/")[2]
@@ -51,18 +72,10 @@ def served(folder, monkeypatch):
             self.wfile.write(data[start:][: server.cut])
             return None
 
-        def log_message(self, *_args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.cut, server.status, server.sha256, server.elsewhere = [], None, 0, "", ""
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Handler) as server:
+        server.cut, server.status, server.sha256, server.elsewhere = None, 0, "", ""
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        yield server
 
 
 def test_a_folder_becomes_an_imported_gguf(folder, capsys):
@@ -86,7 +99,7 @@ def test_the_hub_s_files_are_fetched_once_with_the_token(served, monkeypatch):
 def store_of_files(folder):
     """Where the hub keeps large files: another host, which names no digest. ``asked``: authorizations it was sent."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             server.asked.append(self.headers.get("Authorization"))
             data = (folder / self.path.rpartition("/")[2]).read_bytes()
@@ -95,17 +108,8 @@ def store_of_files(folder):
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked = []
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Handler) as server:
+        yield server
 
 
 def test_where_large_files_lie_nobody_sees_the_token(served, store_of_files, monkeypatch):
