@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from convert.gate_data import TRAIN_FILES, Item, prefixes, read_dialogues, swapped_tools
+from convert.gate_few_tools import few_tools
 from convert.gate_trie import Example, Pack, Reader, pack, target_of
 from convert.router_corpus import Pool, ToolText, load_pools
 
 HELD_OUT: Final = frozenset({"steps", "general"})
 """Authors whose dialogues the adapter never sees: the fusion and the operating point are fitted on them."""
-WEIGHTS: Final = {"dialogue": 1.0, "prefix": 0.4, "prefix_first": 0.4, "swapped": 0.25, "public": 0.3}
+WEIGHTS: Final = {"dialogue": 1.0, "prefix": 0.4, "prefix_first": 0.4, "swapped": 0.25, "public": 0.3, "few_tools": 0.5}
 UNIFORM: Final = (0.25, 0.25, 0.25, 0.25)
 ACT_OR_NOT: Final = {True: (0.9, 0.04, 0.04, 0.02), False: (0.04, 0.2, 0.06, 0.7)}
 
@@ -74,6 +75,13 @@ def dialogue_packs(
     rng.shuffle(public)
     chosen: Iterable[Item] = [*items, *derived, *swapped[:n_swapped], *public[:n_public]]
     return pack([example_of(reader, item) for item in chosen])
+
+
+def cut_packs(reader: Reader, items: Sequence[Item], n: int, seed: int) -> list[Pack]:
+    """``n`` of the first turns beside few tools that ``gate_few_tools`` makes of ``items`` and of public queries."""
+    chosen = few_tools(items)
+    random.Random(seed).shuffle(chosen)
+    return pack([example_of(reader, item) for item in chosen[:n]])
 
 
 def _tool(tool: ToolText, description: str) -> dict[str, Any]:

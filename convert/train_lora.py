@@ -33,6 +33,7 @@ from convert.gate_trie import NONE, Pack, Reader, pack
 from convert.gemma_torch import N_EMBD, Geometry, Trunk, rms_norm
 from convert.lora_corpus import (
     HELD_OUT,
+    cut_packs,
     dialogue_packs,
     dialogues,
     example_of,
@@ -115,13 +116,14 @@ class Trainer:
         options = self.arguments
         seed, rng = options.seed + epoch, np.random.default_rng(options.seed + epoch)
         others = [name for name in TRAIN_FILES if name not in options.focus]
-        packs = dialogue_packs(self.reader, dialogues(others), options.seed)
+        unfocused = dialogues(others)
+        packs = dialogue_packs(self.reader, unfocused, options.seed)
         packs += slate_packs(self.reader, self.pools(), options.slates, seed)
         packs += few_tools_packs(self.reader, self.pools(), options.few_tools, seed)
-        focused: list[Pack] = []
+        focused = cut_packs(self.reader, unfocused, options.cuts, seed) if options.cuts else []
         if options.focus:
             items = dialogues(options.focus)
-            focused = dialogue_packs(self.reader, items, options.seed, n_public=0, n_swapped=0)
+            focused += dialogue_packs(self.reader, items, options.seed, n_public=0, n_swapped=0)
         if options.epoch_packs:
             share = max(0, options.epoch_packs - len(focused))
             packs = [packs[i] for i in rng.permutation(len(packs))[:share]]
@@ -318,6 +320,7 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=3, help="packs a step")
     parser.add_argument("--slates", type=int, default=250)
     parser.add_argument("--few-tools", type=int, default=150, help="slates of one or two tools an epoch")
+    parser.add_argument("--cuts", type=int, default=0, help="dialogues and public queries beside few tools an epoch")
     parser.add_argument("--init", type=Path, help="weights to begin with: another run's checkpoint")
     parser.add_argument("--focus", nargs="*", default=[], help="files of which every epoch has all packs")
     parser.add_argument("--epoch-packs", type=int, default=0, help="packs of an epoch, a sample; default: all")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from convert.gate_trie import NONE, Reader
-from convert.lora_corpus import ACT_OR_NOT, few_tools_packs, slate_examples
+from convert.lora_corpus import ACT_OR_NOT, cut_packs, few_tools_packs, slate_examples
 from convert.router_corpus import Pool, Query, ToolText
 from whetherman_edge.backbone.prompt import Piece
 
@@ -42,3 +42,16 @@ def test_larger_slates_only_doubt_where_many_requests_fit() -> None:
     examples = list(slate_examples(reader(), [pool(4, 1)], 10, seed=1, sizes=(3,)))
     assert {e.target for e in examples} == {ACT_OR_NOT[True]}
     assert {e.weight for e in examples} == {0.1}
+
+
+def test_cuts_are_as_many_as_asked_for_and_the_same_for_a_seed() -> None:
+    """Without dialogues they are the public queries alone, beside one or two tools, decided one way."""
+    examples = [e for p in cut_packs(reader(), [], 40, seed=3) for e in p.examples]
+    assert len(examples) == 40
+    assert {len(e.tool_ends) for e in examples} == {1, 2}
+    assert {e.weight for e in examples} == {0.5}
+    assert {e.target.index(max(e.target)) for e in examples} > {0}
+    again = [e.key for p in cut_packs(reader(), [], 40, seed=3) for e in p.examples]
+    other = [e.key for p in cut_packs(reader(), [], 40, seed=4) for e in p.examples]
+    assert [e.key for e in examples] == again
+    assert set(other) != set(again)
