@@ -100,6 +100,26 @@ async def test_what_was_stopped_stays_stopped_after_a_restart(upstream, serve, e
         assert said(await post(url, turns("hi once more")))[2] == "leaked_call"
 
 
+async def test_what_the_original_is_refused_too_is_no_evidence_against_the_agent(upstream, serve, enforced):
+    upstream.default = reply({"error": "the request exceeds the context size"}, status="400 Bad Request")
+    async with serve(**enforced) as url:
+        for n in range(6):
+            assert said(await post(url, turns(f"hi {n}"))) == ("ANSWER", "no", "refused")
+        upstream.default = reply(completion("hello"))
+        assert said(await post(url, turns("hi"))) == ("ANSWER", "yes", "scored")
+        assert "tools" not in upstream.last.json(), "removing the tools is still what this model's server takes"
+
+
+async def test_an_error_is_neither_a_success_nor_a_skip(upstream, serve, enforced):
+    upstream.default = reply({"error": "busy"}, status="503 Service Unavailable")
+    async with serve(**enforced) as url:
+        assert said(await post(url, turns("Who won?"))) == ("ANSWER", "yes", "scored")
+        upstream.default = reply(completion("Oslo."))
+        again = turns("Who won?", "(the server was busy)", "Who won?")
+        assert said(await post(url, again)) == ("ANSWER", "yes", "scored"), "nothing was skipped before"
+    assert field.read(field.default_path(), 0.0)["profile:good"].n_applied == 1
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 9, "agents": {}}', '{"version": 1, "agents": {"a": 1}}'])
 async def test_a_state_that_cannot_be_read_costs_the_evidence_only(upstream, serve, enforced, content):
     path = field.default_path()

@@ -279,7 +279,7 @@ class Exchange:
         """Count and log the committed decision, once."""
         ruling, decision = answer.ruling, answer.ruling.decision
         calls = answer.tally.end() if answer.tally is not None else 0
-        if not fault:
+        if not fault and reply.status < 400:  # an error says nothing about how the model takes it
             self._gating.learn(ruling, calls)
         self._counters.gate_ms(ruling.ms)
         applied = "yes" if ruling.applied else "no"

@@ -94,7 +94,10 @@ class Persuasion:
         if response.status >= 400 and response.status not in _NOT_ABOUT_THE_EDIT:
             response.abort()
             self._counters.add("resent_total", (("cause", "refused"),))
-            return Answer(await self._send(request, body), self._gating.refused(ruling), dialect=dialect)
+            response = await self._send(request, body)
+            # What the original is refused too (its context is too long, say) was not about the edit.
+            ruling = self._gating.refused(ruling) if response.status < 400 else ruling.reopened("refused")
+            return Answer(response, ruling, dialect=dialect)
         if not steered or response.status != 200:
             return self._steered(Answer(response, ruling, held, dialect), body, sent)
         try:
