@@ -120,6 +120,20 @@ async def test_prune_keeps_original_objects_in_order_and_pinned_ones(upstream, s
     assert len(kept) < len(tools)
 
 
+async def test_a_refused_prune_is_remembered_and_a_failed_gate_prunes_nothing(upstream, serve, judge):
+    tools = [{"type": "function", "function": {"name": f"t{n}"}} for n in range(9)]
+    chat = {**CHAT, "tools": tools}
+    upstream.script(reply({"error": "no tool t8"}, status="400 Bad Request"))
+    async with serve(mode="enforce", intervention="prune") as url:
+        assert said(await post(url, chat))[1:] == ("no", "refused")
+        assert said(await post(url, chat))[1] == "no"
+    assert len(upstream.requests) == 3, "the second request is not pruned, refused and sent again as well"
+    judge.mode = "missing"
+    async with serve(mode="enforce", intervention="prune") as url:
+        assert said(await post(url, chat)) == ("ACT", "no", "model_missing")
+    assert upstream.last.body == body_of(chat)
+
+
 @pytest.mark.parametrize("content", [None, {}, {"text": "odd"}])
 async def test_r09_a_turn_without_text_is_no_view_error(upstream, serve, judge, content):
     chat = {**CHAT, "messages": [{"role": "user", "content": content}]}

@@ -374,7 +374,7 @@ class Gating:
             if plan is None:
                 decision = msgspec.structs.replace(decision, reason="no_intervention")
         elif decision.label == "ACT" and mode == "enforce" and self._config.intervention == "prune":
-            plan = self._prune(chat)
+            plan = self._prune(chat, decision)
         repeats = loop_guard.inspect(chat).repeats if chat.last_role == "tool" else 0
         if repeats:
             self._counters.add("repeat_call_total")
@@ -416,7 +416,9 @@ class Gating:
             return None if other is not None and other.mode == plan.mode != "note" else other
         return plan
 
-    def _prune(self, chat: ChatView) -> Intervention | None:
+    def _prune(self, chat: ChatView, decision: Decision) -> Intervention | None:
+        if decision.reason in policy.FAILURES or self._learned.refuses(chat.model, "prune", chat.dialect):
+            return None
         probabilities = self._judge.tool_probabilities(chat)
         return intervention.plan_prune(chat, probabilities, self._intervention_settings(None))
 
