@@ -142,6 +142,45 @@ def test_a_dialogue_that_the_server_keeps_is_not_judged(extra: dict[str, Any]) -
     assert bypass_reason(seen(OPENAI_RESPONSES, input=referred, tools=[FLAT])) == "bypass:stored_dialogue"
 
 
+def test_a_dialogue_that_only_the_server_can_read_is_not_judged() -> None:
+    packed = [{"type": "compaction", "encrypted_content": "x"}, {"role": "user", "content": "and now?"}]
+    assert bypass_reason(seen(OPENAI_RESPONSES, input=packed, tools=[FLAT])) == "bypass:stored_dialogue"
+    stored = seen(OPENAI_RESPONSES, prompt={"id": "p"}, tools=[FLAT])
+    assert bypass_reason(stored) == "bypass:no_messages"
+    with pytest.raises(ViewError, match="input"):
+        seen(OPENAI_RESPONSES, tools=[FLAT])
+
+
+HOSTED_CALLS = [
+    {"type": "local_shell_call", "call_id": "c1", "action": {"type": "exec", "command": ["ls"]}},
+    {"type": "local_shell_call_output", "call_id": "c1", "output": '{"output":"","exit_code":0}'},
+    {"type": "shell_call", "call_id": "c2", "action": {"commands": ["ls"]}},
+    {"type": "shell_call_output", "call_id": "c2", "output": [{"stdout": "a", "stderr": "b", "outcome": {}}]},
+    {"type": "apply_patch_call", "call_id": "c3", "operation": {"type": "delete_file", "path": "x"}},
+    {"type": "apply_patch_call_output", "call_id": "c3", "status": "completed"},
+    {"type": "computer_call", "call_id": "c4", "action": {"type": "click", "x": 1, "y": 2}},
+    {"type": "computer_call_output", "call_id": "c4", "output": {"type": "computer_screenshot", "image_url": "data:"}},
+]
+
+
+def test_calls_of_hosted_tools_tell_what_they_did() -> None:
+    turns = [{"role": "user", "content": "tidy up"}, *HOSTED_CALLS]
+    chat = seen(OPENAI_RESPONSES, input=turns, tools=[FLAT, {"type": "local_shell"}])
+    arguments = [call.arguments for message in chat.messages for call in message.calls]
+    assert arguments[:2] == ['{"command":["ls"],"type":"exec"}', '{"commands":["ls"]}']
+    assert arguments[2:] == ['{"path":"x","type":"delete_file"}', '{"type":"click","x":1,"y":2}']
+    results = [(message.text, message.n_media) for message in chat.messages if message.role == "tool"]
+    assert results == [('{"output":"","exit_code":0}', 0), ("a\nb", 0), ("", 0), ("", 1)]
+
+
+@pytest.mark.parametrize("last", [2, 4, 6, 8])
+def test_a_result_with_a_form_of_its_own_takes_no_sentence(last: int) -> None:
+    body = {"input": [{"role": "user", "content": "tidy up"}, *HOSTED_CALLS[:last]], "tools": [FLAT]}
+    sent = edited(OPENAI_RESPONSES, body, mode="note", sentence="Now.", note_at=(last, 0))
+    assert sent["input"][1:] == body["input"][1:]
+    assert sent["input"][0]["content"] == "tidy up\n\nNow."
+
+
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [

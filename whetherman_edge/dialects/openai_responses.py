@@ -42,12 +42,19 @@ _ROLES: dict[Any, Role] = {"user": "user", "assistant": "assistant", "system": "
 CLIENT_CALLS = frozenset(
     "function_call custom_tool_call local_shell_call shell_call computer_call apply_patch_call".split()
 )
+# Outputs that take a text of any kind; the others have a form that the server checks, or that a program reads.
+_TEXT_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+# Of a part: what was said, or what a shell wrote.
+_TEXT_MEMBERS = ("text", "refusal", "stdout", "stderr")
 # Members that say: earlier turns of this dialogue are on the server.
 _KEPT_BY_SERVER = ("previous_response_id", "conversation", "prompt")
 
 
 class Place(NamedTuple):
-    """Where a turn's text lies: the item (-1: ``instructions``, -2: ``input`` itself), and the member that has it."""
+    """Where a turn's text lies: the item (-1: ``instructions``, -2: ``input`` itself), and the member that has it.
+
+    ``member`` is "" where nothing can be appended.
+    """
 
     item: int
     member: str
@@ -65,6 +72,8 @@ class _Item(msgspec.Struct, gc=False):
     name: Any = None
     arguments: msgspec.Raw = _NULL
     input: msgspec.Raw = _NULL
+    action: msgspec.Raw = _NULL
+    operation: msgspec.Raw = _NULL
     output: Any = None
 
 
@@ -133,7 +142,7 @@ def _append(splicer: Splicer, body: bytes, place: Place, sentence: str) -> None:
     if place != _INPUT:
         item = members(body, elements(body, span)[place.item])
         if place.member not in item:
-            raise ViewError(f"expected {place.member!r} in an input item; the body is relayed as it came")
+            raise ViewError("expected an input item that takes a text; the body is relayed as it came")
         span = item[place.member].value
     splicer.append_to(span, sentence, b"input_text")
 
@@ -154,6 +163,8 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> tuple[list[tuple[Message, Place
         turns.append((Message("system", instructions), _INSTRUCTIONS))
     raw = fields.get("input")
     if raw is None:
+        if any(_value(fields, key) is not None for key in _KEPT_BY_SERVER):
+            return turns, True
         raise ViewError("expected an input, there is none; the body is relayed as it came")
     if bytes(raw)[:1] == b'"':
         return [*turns, (Message("user", _decode_any(raw)), _INPUT)], False
@@ -164,8 +175,8 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> tuple[list[tuple[Message, Place
     refuse_many(len(items), TURNS_MAX, "input items")
     for index, item in enumerate(items):
         kind = item.type if isinstance(item.type, str) else "message"
-        if kind == "item_reference":
-            partial = True
+        if kind == "item_reference" or kind.startswith("compaction"):
+            partial = True  # not here, or encrypted
         elif kind in CLIENT_CALLS:
             call = _call(item, kind)
             waiting.offer((call,))
@@ -180,7 +191,8 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> tuple[list[tuple[Message, Place
             answered = waiting.take(call_id)
             text, n_media = _text(item.output)
             name = answered.name if answered is not None else ""
-            turns.append((Message("tool", text, (), name, call_id, n_media), Place(index, "output")))
+            member = "output" if kind in _TEXT_OUTPUTS else ""
+            turns.append((Message("tool", text, (), name, call_id, n_media), Place(index, member)))
             open_calls = False
         elif kind == "message":
             text, n_media = _text(item.content)
@@ -192,7 +204,15 @@ def _turns(fields: Mapping[str, msgspec.Raw]) -> tuple[list[tuple[Message, Place
 
 def _call(item: _Item, kind: str) -> ToolCall:
     name = item.name if isinstance(item.name, str) else kind.removesuffix("_call")
-    arguments = item.arguments if kind == "function_call" else item.input
+    match kind:
+        case "function_call":
+            arguments = item.arguments
+        case "custom_tool_call":
+            arguments = item.input
+        case "apply_patch_call":
+            arguments = item.operation
+        case _:
+            arguments = item.action
     return ToolCall(item.call_id if isinstance(item.call_id, str) else "", name, canonical_arguments(arguments))
 
 
@@ -200,6 +220,8 @@ def _text(content: Any) -> tuple[str, int]:
     """Joined text and number of media parts."""
     if isinstance(content, str):
         return content, 0
+    if isinstance(content, dict):  # a screenshot
+        content = [content]
     if not isinstance(content, list):
         return "", 0
     texts: list[str] = []
@@ -207,9 +229,9 @@ def _text(content: Any) -> tuple[str, int]:
     for part in content:
         if not isinstance(part, dict):
             continue
-        text = part.get("text", part.get("refusal"))
-        if isinstance(text, str):
-            texts.append(text)
+        said = [text for key in _TEXT_MEMBERS if isinstance(text := part.get(key), str)]
+        if said:
+            texts += said
         elif str(part.get("type")).startswith(("input_", "output_", "computer_")):
             n_media += 1
     return "\n".join(texts), n_media
