@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.gate.chats import calls, chat_of, result, says, tool, user
+from whetherman_edge.dialects.registry import OPENAI_RESPONSES
+from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.gate.loop_guard import inspect
 
 SEARCH = tool("search", "Search the web.", query="string")
@@ -83,6 +86,26 @@ def test_other_mails_and_other_reports_of_a_write_are_no_loop() -> None:
     assert not inspect(chat_of(user("mail it"), *tried, tools=[MAIL])).looping
     read = [turn for n in range(3) for turn in step({"query": "x"}, f"{n} %")]
     assert not inspect(chat_of(user("wait"), *read, tools=[SEARCH])).looping, "reading may poll"
+
+
+@pytest.mark.parametrize("name", ["press_key", "take_screenshot", "send_keys"])
+def test_results_with_pictures_are_not_the_same_because_their_words_are(name: str) -> None:
+    def shown(n: int) -> dict[str, Any]:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{n}"}}
+        return {**result("done"), "content": [{"type": "text", "text": "done"}, image]}
+
+    turns = [turn for n in range(5) for turn in (calls(name, {"key": "Down"}), shown(n))]
+    assert inspect(chat_of(user("scroll to the end"), *turns, tools=[tool(name)])).repeats == 0
+
+
+def test_other_commands_of_a_hosted_shell_are_other_calls() -> None:
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "set it up"}]
+    for n in range(3):
+        turns.append({"type": "shell_call", "call_id": f"c{n}", "action": {"commands": [f"mkdir d{n}"]}})
+        turns.append({"type": "shell_call_output", "call_id": f"c{n}", "output": [{"stdout": "", "stderr": ""}]})
+    tools = [{"type": "function", "name": "search"}, {"type": "shell"}]
+    body = json.dumps({"input": turns, "tools": tools}).encode()
+    assert inspect(OPENAI_RESPONSES.view(body, ToolCache())).repeats == 0
 
 
 def test_S03_pairs_by_order_where_ids_are_missing_or_repeated() -> None:

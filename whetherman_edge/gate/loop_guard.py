@@ -23,6 +23,8 @@ STEPPING_REPEATS_MIN = 3
 POLLING_REPEATS_MIN = 4
 # Marks the result of a write that differs from an earlier one in its figures alone.
 _ALIKE = "\0"
+# Marks a result with pictures: these are not compared, so it is news whatever its words are.
+_PICTURED = "\1"
 _DIGITS = re.compile(r"\d+")
 
 
@@ -102,7 +104,9 @@ def _steps(chat: ChatView) -> list[list[_Came]]:
         elif message.role == "tool":
             call = waiting.take(message.tool_call_id, message.tool_name)
             came = _Came("", str(index), "") if call is None else _Came(call.name, call.arguments, message.text)
-            if came.name in writers and came.arguments != "{}":
+            if message.n_media:
+                came = came._replace(result=f"{_PICTURED}{index}")
+            elif came.name in writers and came.arguments != "{}":
                 came = _alike(came, told)
             if opened or call is None:
                 steps.append([came])
