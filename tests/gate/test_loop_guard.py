@@ -108,6 +108,45 @@ def test_other_commands_of_a_hosted_shell_are_other_calls() -> None:
     assert inspect(OPENAI_RESPONSES.view(body, ToolCache())).repeats == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"status": "running"}',
+        "build is queued",
+        "<status>in_progress</status>",
+        "not ready yet",
+        "Error: 429 Too Many Requests, try again later",
+        "request timed out",
+        "503 temporarily unavailable",
+    ],
+)
+def test_what_is_not_finished_may_be_asked_for_again(text: str) -> None:
+    status = tool("get_job", "State of a job.", ("job",))
+    looping = [
+        inspect(chat_of(user("wait for it"), *step({"job": "7"}, text, "get_job") * n, tools=[status])).looping
+        for n in (2, 3, 4)
+    ]
+    assert looping == [False, False, True]
+
+
+def test_waiting_between_two_looks_is_no_loop() -> None:
+    tools = [tool("get_job", "State of a job.", ("job",)), tool("wait_seconds", "", ("n",))]
+    pair = step({"job": "7"}, "running", "get_job") + step({"n": "5"}, "waited", "wait_seconds")
+    for n in (1, 2, 3):
+        assert not inspect(chat_of(user("wait for it"), *pair * n, tools=tools)).looping
+    assert inspect(chat_of(user("wait for it"), *pair * 5, tools=tools)).looping
+
+
+def test_a_write_that_is_queued_is_not_made_again() -> None:
+    assert inspect(chat_of(user("mail it"), *sent("queued for delivery", "queued for delivery"), tools=[MAIL])).looping
+
+
+@pytest.mark.parametrize("text", ["no such job", "the runner is Mary", "done", "it was queued. " + "x" * 1000])
+def test_what_is_finished_or_failed_for_good_is_a_loop_at_once(text: str) -> None:
+    status = tool("get_job", "State of a job.", ("job",))
+    assert inspect(chat_of(user("wait for it"), *step({"job": "7"}, text, "get_job") * 2, tools=[status])).looping
+
+
 def test_S03_pairs_by_order_where_ids_are_missing_or_repeated() -> None:
     call = {
         "role": "assistant",

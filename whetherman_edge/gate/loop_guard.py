@@ -2,7 +2,8 @@
 
 Small agents repeat a call 30 times (field case D13). A rule finds this without a model: the same name and canonical
 arguments have come back with the same result twice, and nothing new came back in between. An edit between two test runs
-is something new, and so is a result that changes (polling). What a write reports may change in its figures alone: the
+is something new, and so is a result that changes (polling). What is not finished, or failed for the moment, may be
+asked for some more times. What a write reports may change in its figures alone: the
 same mail, sent again, has another id. From the third time on that is a loop too.
 """
 
@@ -14,13 +15,22 @@ from typing import NamedTuple
 import msgspec
 
 from whetherman_edge.dialects.chat import ChatView, OpenCalls
-from whetherman_edge.gate.tool_effect import effect
+from whetherman_edge.gate.tool_effect import effect, name_tokens
 
 REPEATS_MIN = 2
 # Calls without arguments that act on the world step it on ("volume_up", "next_page"): twice is often meant.
 STEPPING_REPEATS_MIN = 3
-# A result that has changed before may change again: wait for more of the same.
+# A result that has changed before may change again, and so may one that says so: wait for more of the same.
 POLLING_REPEATS_MIN = 4
+# In a short result; in a long one these words are part of something else.
+_UNFINISHED_CHARS_MAX = 400
+_UNFINISHED = re.compile(
+    r"(?<![a-z])(?:pending|running|queued|processing|starting|building|waiting|busy|in[ _-]?progress"
+    r"|not (?:yet |been )*(?:ready|finished|done|complete|completed|available)|try again|retry|too many requests"
+    r"|rate[ _-]?limit|timed[ _-]?out|timeout|temporarily|unavailable)(?![a-z])",
+    re.IGNORECASE,
+)
+_WAITS = frozenset({"wait", "sleep"})
 # Marks the result of a write that differs from an earlier one in its figures alone.
 _ALIKE = "\0"
 # Marks a result with pictures: these are not compared, so it is news whatever its words are.
@@ -79,8 +89,9 @@ def inspect(chat: ChatView) -> LoopReport:
     if repeats < REPEATS_MIN:
         return _QUIET
     last = steps[-1][-1]
-    polled = not last.result.startswith(_ALIKE) and any(
-        came[:2] == last[:2] and came.result != last.result for step in steps for came in step
+    polled = any(_may_change(chat, came) for came in steps[-1]) or (
+        not last.result.startswith(_ALIKE)
+        and any(came[:2] == last[:2] and came.result != last.result for step in steps for came in step)
     )
     return LoopReport(repeats=repeats, looping=repeats >= _repeats_needed(chat, last, polled=polled), tool=last.name)
 
@@ -120,6 +131,17 @@ def _alike(came: _Came, told: dict[_Came, str]) -> _Came:
     """The same for all results of a write that differ from the first one in their figures. told: those first ones."""
     masked = came._replace(result=_ALIKE + _DIGITS.sub("0", came.result))
     return came if told.setdefault(masked, came.result) == came.result else masked
+
+
+def _may_change(chat: ChatView, came: _Came) -> bool:
+    """True for a call that only waits, and for a result that says it is not the last word; never for a write, which
+    would be made again.
+    """
+    if not _WAITS.isdisjoint(name_tokens(came.name)):
+        return True
+    if len(came.result) > _UNFINISHED_CHARS_MAX or _UNFINISHED.search(came.result) is None:
+        return False
+    return not any(tool.name == came.name and effect(tool) == "write" for tool in chat.tools)
 
 
 def _repeats_needed(chat: ChatView, last: _Came, *, polled: bool) -> int:
