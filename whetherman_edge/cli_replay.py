@@ -32,6 +32,8 @@ def _run(parsed: argparse.Namespace) -> int:
         raise EnvironmentFault(f"expected a ledger at {path}, found none; it is made with the first decision")
     if not 1 <= parsed.limit <= 100_000:
         raise UsageError(f"--limit: expected 1..100,000, got {parsed.limit}")
+    if parsed.out != "-" and _is_same(parsed.out, path):
+        raise UsageError(f"--out {parsed.out}: expected another file than the ledger itself; name a new one")
     try:
         html = replay.render(path, limit=parsed.limit)
     except sqlite3.Error as exc:
@@ -48,3 +50,10 @@ def _run(parsed: argparse.Namespace) -> int:
         raise EnvironmentFault(f"cannot write {parsed.out}: {exc.strerror}; name another file with --out") from exc
     print(f"{parsed.out}: {len(html) / 1e3:.0f} kB")
     return 0
+
+
+def _is_same(name: str, path: Path) -> bool:
+    try:
+        return os.path.samefile(name, path)
+    except (OSError, ValueError):
+        return False

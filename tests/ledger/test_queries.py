@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.ledger.entries import entry
@@ -96,6 +98,30 @@ def test_what_follows_speaks_against_a_decision(write):
     )
     suspects = [bool(row["suspect"]) for row in reversed(rows(path))]
     assert suspects == [True, False, False, False, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("asked", [{"where": {"decision": "ANSWER"}}, {"before": 2}])
+def test_what_follows_speaks_against_a_decision_that_is_shown_without_it(write, asked):
+    """A filter or a page leaves out the request that followed; it was recorded all the same."""
+    path = write(
+        at(100, session=1, applied=True, mode="enforce"),
+        at(95, session=2, decision="ACT", calls=1),
+        at(90, session=1, decision="ACT", calls=1),
+        at(80, session=1, decision="ACT", calls=0),
+    )
+    assert [row["suspect"] for row in rows(path, **asked)] == ["the next turn of the same dialogue called a tool"]
+
+
+def test_days_are_those_of_the_clock_on_the_wall(write, monkeypatch):
+    """The page shows local times; a decision just before midnight is today's there too."""
+    monkeypatch.setenv("TZ", "UTC+7")  # POSIX: seven hours behind; NOW_S is 08:00 UTC of 15 January 2027
+    time.tzset()
+    try:
+        path = write(at(2 * 3_600), at(0))
+        assert [day["day"] for day in summary(path, now_s=NOW_S)["per_day"]] == ["2027-01-14", "2027-01-15"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_rows_are_filtered_and_paged(write):

@@ -91,6 +91,71 @@ def test_a_broken_ledger_is_set_aside_not_overwritten(tmp_path, content):
     assert [one.read_bytes() for one in tmp_path.glob("l.sqlite3.broken-*")] == [content]
 
 
+def test_what_was_written_behind_the_file_is_set_aside_with_it(tmp_path):
+    """A daemon that was killed left its last decisions in the journal; a newer version's ledger is whole with it."""
+    path = tmp_path / "l.sqlite3"
+    db = records.open_database(path, records.BYTES_MAX)
+    db.execute("PRAGMA user_version=99")
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.execute("CREATE TABLE later (x)")
+    journal = path.with_name(path.name + "-wal").read_bytes()
+    assert journal
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for name in (path.name, path.name + "-wal"):
+        (killed / name).write_bytes((tmp_path / name).read_bytes())
+        (killed / name).chmod(0o600)
+    db.close()
+    ledger = Ledger(killed / path.name)
+    ledger.record(entry())
+    ledger.close()
+    assert ledger.written == 1
+    (aside,) = killed.glob("l.sqlite3.broken-*[0-9]")
+    with sqlite3.connect(aside) as kept:
+        assert kept.execute("SELECT count(*) FROM sqlite_master WHERE name = 'later'").fetchone() == (1,)
+
+
+def test_two_broken_ledgers_in_a_second_are_both_kept(tmp_path):
+    path = tmp_path / "l.sqlite3"
+    for content in (b"one", b"two"):
+        path.write_bytes(content)
+        records.set_aside(path)
+    assert sorted(one.read_bytes() for one in tmp_path.glob("l.sqlite3.broken-*")) == [b"one", b"two"]
+
+
+def test_an_index_that_does_not_fit_its_table_is_broken(tmp_path, monkeypatch):
+    """Entries can be written, but none can be deleted: the ledger would grow to its end and stay there."""
+    monkeypatch.setattr(records, "FULL_SHARE", 0.0)
+    path = tmp_path / "l.sqlite3"
+    with records.open_database(path, records.BYTES_MAX) as db:
+        db.execute(records._INSERT, msgspec.structs.astuple(entry(at_s=1.0)))
+        db.execute("CREATE INDEX empty ON decisions (at_s) WHERE 0")
+        db.execute("PRAGMA writable_schema=ON")
+        root = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'empty'").fetchone()[0]
+        db.execute("UPDATE sqlite_master SET rootpage = ? WHERE name = 'decisions_at'", (root,))
+        db.execute("DELETE FROM sqlite_master WHERE name = 'empty'")
+    db.close()
+    ledger = Ledger(path)
+    ledger.record(entry())
+    assert ledger.settled(PATIENCE_S)
+    ledger.record(entry())
+    ledger.close()
+    assert (ledger.written, ledger.dropped["storage"]) == (2, 0)
+    assert len(list(tmp_path.glob("l.sqlite3.broken-*"))) == 1
+
+
+def test_what_is_written_counts_as_written_when_the_old_cannot_be_removed(tmp_path, monkeypatch):
+    def full(_ledger):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Ledger, "_prune", full)
+    ledger = Ledger(tmp_path / "l.sqlite3")
+    ledger.record(entry())
+    assert ledger.settled(PATIENCE_S)
+    ledger.close()
+    assert (ledger.written, ledger.dropped["storage"], len(stored(ledger.path))) == (1, 0, 1)
+
+
 def test_a_locked_ledger_drops_and_recovers(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "BUSY_TIMEOUT_S", 0.01)
     ledger = Ledger(tmp_path / "l.sqlite3")

@@ -11,8 +11,8 @@ import stat
 import pytest
 
 from tests.ledger.entries import entry
-from whetherman_edge import cli
-from whetherman_edge.ledger import records
+from whetherman_edge import cli, cli_replay
+from whetherman_edge.ledger import queries, records, replay
 from whetherman_edge.ledger.records import Ledger
 
 EVIL = "</script><script>alert(1)</script><!--"
@@ -49,6 +49,29 @@ def test_the_policy_allows_the_two_inline_parts_and_nothing_else(ledger, tmp_pat
         text = re.search(pattern, html, re.DOTALL).group(1)
         assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
     assert "unsafe" not in policy
+
+
+def test_what_follows_counts_across_the_portions_that_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "FLUSH_EVERY_S", 0.0)
+    monkeypatch.setattr(queries, "ROWS_MAX", 1)
+    one = Ledger(tmp_path / "l.sqlite3")
+    one.record(entry(session=1, applied=True, mode="enforce"))
+    one.record(entry(session=1, decision="ACT", calls=1))
+    one.close()
+    html = replay.render(one.path).decode()
+    data = json.loads(re.search(r'<script id="recorded"[^>]*>(.*?)</script>', html, re.DOTALL).group(1))
+    assert [bool(row["suspect"]) for row in data["rows_list"]] == [False, True]
+
+
+def test_the_ledger_is_never_written_over(ledger, tmp_path, capsys, monkeypatch):
+    before = ledger.read_bytes()
+    link = tmp_path / "link.html"
+    link.symlink_to(ledger)
+    monkeypatch.setattr(cli_replay, "default_path", lambda: ledger)
+    for args in (["--ledger", str(ledger), "--out", str(ledger)], ["--out", str(link)]):
+        assert cli.main(["replay", *args]) == 2
+        assert "the ledger itself" in capsys.readouterr().err
+    assert ledger.read_bytes() == before
 
 
 def test_no_ledger_is_said(tmp_path, capsys):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -61,7 +61,7 @@ def summary(path: Path, days: int = 14, now_s: float | None = None) -> dict[str,
         if db is None:
             return {"rows": 0, "hour": _counts([]), "per_day": [], "agents": [], "reasons": [], "savings": _nothing()}
         per_day = db.execute(
-            "SELECT date(at_s, 'unixepoch') AS day, decision, count(*) AS n, sum(applied) AS applied "
+            "SELECT date(at_s, 'unixepoch', 'localtime') AS day, decision, count(*) AS n, sum(applied) AS applied "
             "FROM decisions WHERE at_s >= ? GROUP BY day, decision ORDER BY day",
             (since_s,),
         ).fetchall()
@@ -104,24 +104,41 @@ def rows(path: Path, *, limit: int = 100, before: int = 0, where: dict[str, str]
             f"SELECT id, {', '.join(COLUMNS)} FROM decisions WHERE {' AND '.join(clauses)} ORDER BY id DESC LIMIT ?",
             values,
         ).fetchall()
-        return marked([dict(row) for row in found])
+        return marked([dict(row) for row in found], _following(db, found))
 
 
-def marked(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add ``suspect`` (why a decision was likely a false skip, or "") to rows in any one order of id."""
-    later: dict[int, dict[str, Any]] = {}
-    for row in sorted(found, key=lambda one: -one["id"]):
-        row["suspect"] = _suspect(row, later.get(row["session"]))
-        if row["session"]:
-            later[row["session"]] = row
+def _following(db: sqlite3.Connection, found: Sequence[sqlite3.Row]) -> dict[int, sqlite3.Row]:
+    """By id, what came next in the dialogue of each applied decision, whether or not it is among those found."""
+    asked = [row for row in found if row["applied"] and row["session"]]
+    if not asked:
+        return {}
+    first, last_s = min(row["id"] for row in asked), max(row["at_s"] for row in asked)
+    return {
+        row["id"]: row
+        for row in db.execute(
+            f"WITH asked AS (SELECT id, session FROM decisions WHERE id IN ({', '.join('?' * len(asked))})) "
+            "SELECT * FROM (SELECT id, lead(at_s) OVER dialogue AS at_s, lead(calls) OVER dialogue AS calls, "
+            "lead(last_role) OVER dialogue AS last_role FROM decisions "
+            # The plus keeps SQLite from going by time where the ids are a much shorter way.
+            "WHERE id >= ? AND +at_s <= ? AND session IN (SELECT session FROM asked) "
+            "WINDOW dialogue AS (PARTITION BY session ORDER BY id)) "
+            "WHERE id IN (SELECT id FROM asked) AND at_s IS NOT NULL",
+            [*(row["id"] for row in asked), first, last_s + SOON_S],
+        )
+    }
+
+
+def marked(found: list[dict[str, Any]], following: Mapping[int, sqlite3.Row]) -> list[dict[str, Any]]:
+    """Add ``suspect`` (why a decision was likely a false skip, or ""). ``following``: see ``_following``."""
     for row in found:
+        row["suspect"] = _suspect(row, following.get(row["id"]))
         row["session"] = f"{row['session'] & 0xFFFF_FFFF_FFFF:012x}" if row["session"] else ""
         row["applied"] = bool(row["applied"])
         row["stream"] = bool(row["stream"])
-    return list(found)
+    return found
 
 
-def _suspect(row: dict[str, Any], following: dict[str, Any] | None) -> str:
+def _suspect(row: dict[str, Any], following: sqlite3.Row | None) -> str:
     if row["reason"] == "leaked_call":
         return "the model wrote a call although the tools were withheld"
     if row["applied"] and row["calls"] > 0:

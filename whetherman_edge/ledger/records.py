@@ -128,6 +128,10 @@ class Ledger:
                 self._give_up(batch, exc)
             for _ in batch:
                 self._queue.popleft()
+            try:
+                self._tidy()
+            except Exception as exc:  # what was written stays written
+                self._give_up([], exc)
         with self._flushed:
             self._flushed.notify_all()
 
@@ -139,7 +143,10 @@ class Ledger:
         with self._db:  # commits, or rolls back
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(_INSERT, map(msgspec.structs.astuple, batch))
-        if time.monotonic() >= self._prune_at_s or self._fullness() > FULL_SHARE:
+
+    def _tidy(self) -> None:
+        """Remove what is too old or too much, now and then."""
+        if self._db is not None and (time.monotonic() >= self._prune_at_s or self._fullness() > FULL_SHARE):
             self._prune_at_s = time.monotonic() + PRUNE_EVERY_S
             self._prune()
 
@@ -216,7 +223,12 @@ def check_private(path: Path) -> None:
 
 def set_aside(path: Path) -> None:
     """Rename a broken ledger, and drop the journal that belongs to it."""
-    os.replace(path, path.with_name(f"{path.name}.broken-{int(time.time())}"))
+    aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
+    n = 1
+    while aside.exists():
+        n += 1
+        aside = path.with_name(f"{path.name}.broken-{int(time.time())}-{n}")
+    os.replace(path, aside)
     for ending in ("-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
     log.warning("event=ledger_broken path=%s hint=set_aside_and_started_anew", path)
@@ -244,5 +256,5 @@ def _connected(path: Path, bytes_max: int) -> sqlite3.Connection:
 
 def _is_broken(exc: sqlite3.DatabaseError) -> bool:
     """Not a database, malformed, or of another schema: waiting does not mend it."""
-    code = getattr(exc, "sqlite_errorcode", None)
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # without what says more, such as which part is corrupt
     return code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) or isinstance(exc, sqlite3.NotSupportedError)
