@@ -10,6 +10,7 @@ import pytest
 from tests.gate.chats import calls, chat_of, result, says, tool, user
 from whetherman_edge.dialects.registry import OPENAI_RESPONSES
 from whetherman_edge.dialects.tool_cache import ToolCache
+from whetherman_edge.gate import loop_guard
 from whetherman_edge.gate.loop_guard import inspect
 
 SEARCH = tool("search", "Search the web.", query="string")
@@ -77,6 +78,12 @@ def test_the_same_mail_sent_again_and_again_is_a_loop_though_its_id_changes() ->
     looping = [inspect(chat_of(user("mail it"), *sent(*ids[:n]), tools=[MAIL])).looping for n in (1, 2, 3, 4)]
     assert looping == [False, False, True, True]
     assert inspect(chat_of(user("mail it"), *sent("sent", "sent"), tools=[MAIL])).looping
+
+
+def test_results_of_writes_that_were_made_once_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_guard, "_alike", None)
+    edits = [turn for n in range(3) for turn in sent("12 lines\n" * 100, body=str(n))]
+    assert not inspect(chat_of(user("mail them"), *edits, tools=[MAIL])).looping
 
 
 def test_other_mails_and_other_reports_of_a_write_are_no_loop() -> None:

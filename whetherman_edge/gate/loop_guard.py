@@ -10,6 +10,7 @@ same mail, sent again, has another id. From the third time on that is a loop too
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
@@ -102,8 +103,10 @@ def _steps(chat: ChatView) -> list[list[_Came]]:
     A result that belongs to no call is a step of its own, which repeats nothing.
     """
     waiting = OpenCalls()
-    called = {call.name for message in chat.messages[chat.last_user_index + 1 :] for call in message.calls}
-    writers = {tool.name for tool in chat.tools if tool.name in called and effect(tool) == "write"}
+    calls = [call for message in chat.messages[chat.last_user_index + 1 :] for call in message.calls]
+    made = Counter([(call.name, call.arguments) for call in calls])
+    again = {name for (name, arguments), n in made.items() if n > 1 and arguments != "{}"}
+    writers = {tool.name for tool in chat.tools if tool.name in again and effect(tool) == "write"}
     told: dict[_Came, str] = {}
     steps: list[list[_Came]] = []
     opened = True
@@ -117,7 +120,7 @@ def _steps(chat: ChatView) -> list[list[_Came]]:
             came = _Came("", str(index), "") if call is None else _Came(call.name, call.arguments, message.text)
             if message.n_media:
                 came = came._replace(result=f"{_PICTURED}{index}")
-            elif came.name in writers and came.arguments != "{}":
+            elif came.name in writers and came.arguments != "{}" and made[came[:2]] > 1:
                 came = _alike(came, told)
             if opened or call is None:
                 steps.append([came])
