@@ -257,6 +257,13 @@ def test_R10_C02_messages_view() -> None:
     assert seen(ANTHROPIC, **other) == chat
 
 
+def test_a_users_words_behind_a_reminder_in_one_block_are_the_users() -> None:
+    text = "<system-reminder>be brief</system-reminder>\n\nFix the bug."
+    turn = {"role": "user", "content": [{"type": "text", "text": text}]}
+    chat = seen(ANTHROPIC, messages=[turn], tools=[INPUT_SCHEMA])
+    assert [(m.role, m.text) for m in chat.messages] == [("user", text)]
+
+
 def test_R03_messages_edits() -> None:
     body = {**MESSAGE, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
     sent = edited(ANTHROPIC, body, mode="none", forbid=True)

@@ -39,7 +39,7 @@ _ROLES: dict[Any, Role] = {"user": "user", "assistant": "assistant", "system": "
 # What Claude Code puts among the blocks: a line that differs with every request (C02), and words that are not the
 # user's.
 _VOLATILE = "x-anthropic-billing-header:"
-_REMINDER = "<system-reminder>"
+_REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 _MEDIA = frozenset({"image", "document", "container_upload"})
 _WHOLE = -1
 
@@ -200,7 +200,7 @@ def _blocks(index: int, role: Role, blocks: list[_Block], waiting: OpenCalls) ->
                 ToolCall(block.id if isinstance(block.id, str) else "", name, canonical_arguments(block.input))
             )
         elif block.type == "text" and isinstance(block.text, str):
-            if role == "user" and block.text.lstrip().startswith(_REMINDER):
+            if role == "user" and _is_reminder(block.text):
                 reminders.append(block.text)
             else:
                 texts.append(block.text)
@@ -214,6 +214,12 @@ def _blocks(index: int, role: Role, blocks: list[_Block], waiting: OpenCalls) ->
     if texts or calls or n_media or not found:
         found.append((Message(role, "\n".join(texts), tuple(calls), "", "", n_media), Place(index, last)))
     return found
+
+
+def _is_reminder(text: str) -> bool:
+    """True for a block that is a reminder and nothing else: what stands behind one is its author's."""
+    stripped = text.strip()
+    return stripped.startswith(_REMINDER) and stripped.endswith(_REMINDER_END)
 
 
 def _joined(blocks: Any) -> tuple[str, int]:
