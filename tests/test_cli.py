@@ -82,6 +82,21 @@ def test_o08_a_taken_port_exits_3_with_one_line():
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_without_room_exits_3_with_one_line(unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "whetherman_edge", "config", "show"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "No space left" in done.stderr
+
+
 def test_a_taken_socket_exits_3_and_is_left_alone(tmp_path):
     path = tmp_path / "w.sock"
     with socket.socket(socket.AF_UNIX) as taken:

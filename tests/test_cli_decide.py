@@ -67,7 +67,11 @@ def test_lines_keep_ids_and_order_and_bad_ones_do_not_stop_the_rest(tmp_path, ca
     assert [one["id"] for one in got] == ["a", 7, "c", None, None]
     assert [("error" in one) for one in got] == [False, True, True, True, False]
     assert got[1]["error"]["loc"] == ["body", "messages"]
-    assert (got[3]["error"]["line"], got[4]["reason"]) == (4, "bypass:no_tools")
+    assert (got[2]["error"]["type"], got[2]["error"]["loc"]) == ("missing", ["line", "request"])
+    assert (got[3]["error"]["type"], got[3]["error"]["line"], got[4]["reason"]) == (
+        *("json_invalid", 4),
+        "bypass:no_tools",
+    )
     assert "3 of the lines" in capsys.readouterr().err
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from whetherman_edge import config
@@ -111,3 +113,15 @@ def test_a_wrong_flag_or_variable_is_named(flags, environ, parts):
         load_config(flags, environ=environ)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_a_path_that_cannot_be_looked_at_is_a_wrong_setting(monkeypatch):
+    with pytest.raises(ConfigError, match="cannot be looked for"):
+        load_config({}, environ={}, path="x" * 5_000)
+
+    def denied(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        load_config({}, environ={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 
@@ -234,3 +235,31 @@ def test_a_chooser_needs_a_pointer_head_and_weights(opened, router, monkeypatch)
     monkeypatch.setattr(engines.install, "require_backbone", missing)
     with pytest.raises(EnvironmentFault, match="model install gemma"):
         open_chooser("auto", router.table.sha256)
+
+
+@pytest.mark.parametrize("name", ["static", "auto"])
+async def test_many_new_tools_hold_the_loop_for_a_few_at_a_time(router, opened, name):
+    many = [tool(f"read_{name}_{n}", f"Read record {n} of the archive.", ("id",)) for n in range(600)]
+    chat = msgspec.structs.replace(chat_of(user("Is it raining?"), tools=many), toolset_key=name.encode())
+    engine = StaticEngine(router) if name == "static" else opened(name)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    waiting = engine.judge(chat, time.monotonic() + 60.0)
+    assert inspect.isawaitable(waiting)
+    verdict = await waiting
+    beside.cancel()
+    assert turns >= 600 // 32
+    assert len(verdict.probabilities) == 4
+    alone = StaticEngine(Router())
+    expected = alone._gate.judge(chat)
+    assert verdict == expected if name == "static" else verdict.fused == expected.fused
+    again = engine.judge(chat, 0.0)
+    assert again == expected if name == "static" else not inspect.isawaitable(again)
+    assert not inspect.isawaitable(engine.judge(CHAT, 0.0)) or name == "auto"

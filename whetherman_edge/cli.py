@@ -8,6 +8,7 @@ show`` do not wait for numpy. Exit codes: 0 ok, 1 failed check or run, 2 usage, 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.util
 import json
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from whetherman_edge import __version__
-from whetherman_edge.errors import UsageError, WhethermanError
+from whetherman_edge.errors import EnvironmentFault, UsageError, WhethermanError
 
 if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -54,6 +55,9 @@ _SERVE_FLAGS: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, and turn our own errors into one line on stderr and their exit code."""
     # Before any import of numpy: one gate decision is too small to share among threads, and their pools cost memory.
@@ -63,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parsed = _parser(args).parse_args(args)
         _check_output(parsed)
-        return int(parsed.run(parsed))
+        code = int(parsed.run(parsed))
+        sys.stdout.flush()  # here, where it can be said: the interpreter's own end makes it exit code 120
+        return code
     except WhethermanError as exc:
         sys.stderr.write(f"whetherman-edge: {exc}\n")
         return exc.exit_code
@@ -73,6 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output (head, a pager) has gone; nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as exc:
+        if exc.errno not in _DISK_ERRNOS:
+            raise
+        where = exc.filename if exc.filename is not None else "the output"
+        sys.stderr.write(f"whetherman-edge: cannot use {where}: {exc.strerror}; make room, or name another file\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has no place either
+        return EnvironmentFault.exit_code
 
 
 def register(verbs: Verbs, only: str = "") -> None:

@@ -95,7 +95,7 @@ def _lines(gate: Gate, runner: asyncio.Runner, source: IO[bytes], sink: IO[bytes
                 asked = _decode_line(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 identity = _id_of(line)
-                raise RequestError(f"expected {{'id', 'request': {{…}}}}: {exc}", ("line", number)) from exc
+                raise _bad_line(exc) from exc
             identity = asked.id
             value: object = runner.run(_decide(gate, bytes(asked.request), identity))
         except RequestError as exc:
@@ -112,6 +112,18 @@ async def _decide(gate: Gate, body: bytes, identity: Any = None) -> Record:
     from whetherman_edge.proxy.decide import decide
 
     return await decide(gate.gating, {}, body, identity)
+
+
+def _bad_line(exc: Exception) -> RequestError:
+    """What is wrong with a line that holds no request."""
+    if not isinstance(exc, msgspec.ValidationError):
+        message = f'expected JSON, an object such as {{"id": 1, "request": {{…}}}}: {exc}'
+        return RequestError(message, ("line",), "json_invalid")
+    if "request" in str(exc):
+        message = 'expected the field "request" with a chat body, got none'
+        return RequestError(message, ("line", "request"), "missing")
+    message = f'expected an object such as {{"id": 1, "request": {{…}}}}: {exc}'
+    return RequestError(message, ("line",), "type_error")
 
 
 def _id_of(line: bytes) -> Any:

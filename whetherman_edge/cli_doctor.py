@@ -147,6 +147,9 @@ def _gemma() -> tuple[State, str]:
 def _upstream(url: str, kind: str) -> tuple[State, str]:
     """The configured model server, or those that are found."""
     if url == "embedded":
+        from whetherman_edge.service import embedded
+
+        embedded.check_installed()
         return "ok", "embedded"
     if url:
         return cli_doctor_checks.upstream(url, kind)

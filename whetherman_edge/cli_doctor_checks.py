@@ -23,7 +23,7 @@ import aiohttp
 
 from whetherman_edge.backbone.store import models_dir
 from whetherman_edge.config import DOCS, ENV_PREFIX, SECRET_KEYS, Loaded, default_config_path
-from whetherman_edge.ledger import records
+from whetherman_edge.ledger import queries, records
 from whetherman_edge.profiles.schema import measured_on, quantisation_in
 from whetherman_edge.service import discovery, units
 
@@ -96,10 +96,10 @@ def _not_writable(folder: Path) -> str:
 def ledger() -> Result:
     """That the file is a sound database, and how full it is."""
     path = records.default_path()
-    if not path.is_file():
-        return "ok", f"none yet; {path} is made with the first decision"
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0) as db:
+        with queries.reading(path) as db:
+            if db is None:
+                return "ok", f"none yet; {path} is made with the first decision"
             verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             n, newest_s = db.execute("SELECT count(*), max(at_s) FROM decisions").fetchone()
     except sqlite3.Error as exc:
@@ -116,11 +116,12 @@ def port(loaded: Loaded) -> Result:
     config = loaded.config
     if not loaded.listens_tcp or config.port == 0:
         return "ok", config.listen or "any free port"
-    where = f"{config.host}:{config.port}"
-    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
+    host = config.host.strip("[]")
+    where = f"[{host}]:{config.port}" if ":" in host else f"{host}:{config.port}"
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((config.host.strip("[]"), config.port))
+            probe.bind((host, config.port))
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE:
                 return "fail", f"cannot listen on {where}: {exc.strerror}; choose another with --host or --port"
@@ -223,11 +224,10 @@ async def _context_tokens(url: str, kind: str) -> tuple[int, str]:
 
 
 def _largest_request_bytes() -> int:
-    path = records.default_path()
-    if not path.is_file():
-        return 0
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=1.0) as db:
+        with queries.reading(records.default_path()) as db:
+            if db is None:
+                return 0
             return int(db.execute("SELECT coalesce(max(request_bytes), 0) FROM decisions").fetchone()[0])
     except sqlite3.Error:
         return 0  # the ledger's own line says so
@@ -302,8 +302,12 @@ async def _get(url: str, path: str) -> tuple[Any, float | None]:
             session.get(base + path, allow_redirects=False) as response,
         ):
             date = response.headers.get("Date")
-            body = await response.json(content_type=None) if (response.content_length or 0) < 1 << 20 else None
-            return body, parsedate_to_datetime(date).timestamp() if date else None
+            said = parsedate_to_datetime(date).timestamp() if date else None
+            try:
+                body = await response.json(content_type=None) if (response.content_length or 0) < 1 << 20 else None
+            except (ValueError, RecursionError):  # "Ollama is running": no JSON, and a date all the same
+                body = None
+            return body, said
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
         return None, None
 

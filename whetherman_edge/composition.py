@@ -135,7 +135,8 @@ class Gate:
         ``[agents]`` get a warning each, because one agent's broken file must not keep the others from being served.
         """
         faults: dict[str, str] = {}
-        for name in sorted({config.profile, *config.agents.values()} - {""}):
+        # The one that may refuse a reload goes first: when it does, no other has been read anew.
+        for name in filter(None, dict.fromkeys((config.profile, *sorted(config.agents.values())))):
             try:
                 self._profiles.reload(name)
             except (ProfileNotFound, ProfileError) as exc:
@@ -188,7 +189,7 @@ class Gate:
             return
         records = self._sessions.records()
         try:
-            await asyncio.to_thread(field.write, path, records)
+            await asyncio.to_thread(field.write, path, records, time.time())
         except OSError as exc:
             log.warning("event=field_state_unwritten path=%s error=%s", path, exc.strerror)
         self._n_saved = n_changes

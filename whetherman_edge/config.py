@@ -219,11 +219,19 @@ def _file_path(path: str | Path | None, environ: Mapping[str, str]) -> Path | No
     named = path or environ.get(ENV_PREFIX + "CONFIG")
     if named:
         found = Path(named).expanduser()
-        if not found.is_file():
+        if not _is_file(found):
             raise ConfigError(f"config file {found}: expected a TOML file, found none there")
         return found
     found = default_config_path()
-    return found if found.is_file() else None
+    return found if _is_file(found) else None
+
+
+def _is_file(path: Path) -> bool:
+    """Raises ConfigError where a folder on the way may not be looked into, or the path is none."""
+    try:
+        return path.is_file()
+    except OSError as exc:
+        raise ConfigError(f"config file {path}: cannot be looked for: {exc.strerror}") from exc
 
 
 def _read_file(path: Path) -> dict[str, Any]:

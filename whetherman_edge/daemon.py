@@ -139,9 +139,14 @@ async def _started(loaded: Loaded, passed: Sequence[socket.socket]) -> AsyncIter
     config = loaded.config
     listeners = _passed(config, passed) if passed else _listeners(loaded)
     decision_listener = None
+    # Our socket files go while we still listen: later, another daemon may have put its own in their place.
+    files = contextlib.ExitStack()
+    if config.listen and not passed:
+        files.callback(unlink_unix, config.listen.removeprefix("unix:"))
     try:
         if config.decision_socket:
             decision_listener = bind_unix(config.decision_socket.removeprefix("unix:"))
+            files.callback(unlink_unix, config.decision_socket.removeprefix("unix:"))
         counters = Counters()
         gate = composition.open_gate(config, counters)
         if gate.fault:
@@ -160,18 +165,15 @@ async def _started(loaded: Loaded, passed: Sequence[socket.socket]) -> AsyncIter
             stack.callback(daemon.close)
             await _decision_socket(decision_listener, gate, stack)
             gate.warm_up()
-            async with _accepting(daemon, listeners):
+            async with _accepting(daemon, listeners, files):
                 log.info("event=listening urls=%s upstream=%s", ",".join(daemon.urls), target.url)
                 await daemon.warn_unreachable()
                 yield daemon
     finally:
+        files.close()
         for listener in (*listeners, decision_listener):
             if listener is not None:
                 listener.close()
-        if config.listen and not passed:
-            unlink_unix(config.listen.removeprefix("unix:"))
-        if decision_listener is not None:
-            unlink_unix(config.decision_socket.removeprefix("unix:"))
 
 
 class Daemon:
@@ -391,8 +393,10 @@ def _handlers(config: Config, upstream: Upstream, gate: Gate, counters: Counters
 
 
 @contextlib.asynccontextmanager
-async def _accepting(daemon: Daemon, listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
-    """Accept connections inside the block; drain after it."""
+async def _accepting(
+    daemon: Daemon, listeners: Sequence[socket.socket], files: contextlib.ExitStack
+) -> AsyncIterator[None]:
+    """Accept connections inside the block; remove the socket ``files`` and drain after it."""
     app = daemon.app
     loop = asyncio.get_running_loop()
     server = HttpServer(app.handle)
@@ -405,6 +409,7 @@ async def _accepting(daemon: Daemon, listeners: Sequence[socket.socket]) -> Asyn
     try:
         yield
     finally:
+        files.close()
         for accepting in servers:
             accepting.close()
         app.drain()

@@ -36,6 +36,8 @@ from whetherman_edge.router.table import RouterTable
 
 # Options embedded in one go: 16 new ones take about a millisecond, 255 would hold every other request for 20.
 ROUTE_PORTION = 16
+# A list of more tools than this is read in portions the first time: 1,000 would hold every other request for 0.2 s.
+TOOLS_AT_ONCE = 96
 # Choices of tools that the ToolRouter is less sure of are put to the backbone too.
 ROUTE_ASK_BELOW = 0.9
 # Decoding is memory-bound: a fifth core adds little, and the agent's own model server wants some.
@@ -65,7 +67,10 @@ class Router:
 
 
 class StaticEngine:
-    """A judge (``proxy.gating.Judge``) that answers at once: a verdict takes a fraction of a millisecond."""
+    """A judge (``proxy.gating.Judge``) that answers at once: a verdict takes a fraction of a millisecond.
+
+    Only a list of more than TOOLS_AT_ONCE tools that was never seen before is awaited.
+    """
 
     def __init__(self, router: Router) -> None:
         """Open the packaged gate. Raises ArtifactError."""
@@ -76,8 +81,18 @@ class StaticEngine:
         tau = self._gate.default_tau
         self.default_tau = Tau(answer=tau.get("ANSWER"), ask=tau.get("ASK"), decline=tau.get("DECLINE"))
 
-    def judge(self, chat: ChatView, _deadline_s: float, _profile: Profile | None = None) -> Verdict:
+    def judge(
+        self, chat: ChatView, _deadline_s: float, _profile: Profile | None = None
+    ) -> Verdict | Awaitable[Verdict]:
         """The static verdict."""
+        if len(chat.tools) > TOOLS_AT_ONCE and not self._gate.knows(chat):
+            return self._in_portions(chat)
+        return self._gate.judge(chat)
+
+    async def _in_portions(self, chat: ChatView) -> Verdict:
+        """``judge``, but the event loop gets its turn while the tools are read."""
+        for _ in self._gate.portions(chat):
+            await asyncio.sleep(0)
         return self._gate.judge(chat)
 
     def fits(self, profile: Profile, name: str) -> None:
@@ -172,6 +187,20 @@ class StagedEngine:
     def judge(self, chat: ChatView, deadline_s: float, profile: Profile | None = None) -> Verdict | Awaitable[Verdict]:
         """The static verdict at once, or the fused one, awaited. Raises ProfileError."""
         static = self.static.judge(chat, deadline_s, profile)
+        if isinstance(static, Verdict):
+            return self._beyond(static, chat, deadline_s, profile)
+        return self._later(static, chat, deadline_s, profile)
+
+    async def _later(
+        self, waiting: Awaitable[Verdict], chat: ChatView, deadline_s: float, profile: Profile | None
+    ) -> Verdict:
+        verdict = self._beyond(await waiting, chat, deadline_s, profile)
+        return verdict if isinstance(verdict, Verdict) else await verdict
+
+    def _beyond(
+        self, static: Verdict, chat: ChatView, deadline_s: float, profile: Profile | None
+    ) -> Verdict | Awaitable[Verdict]:
+        """From the static verdict to the engine's."""
         stage, fusion = self.stage, self._fusion
         if profile is not None and profile.engine.name == "static":
             return static

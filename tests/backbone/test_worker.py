@@ -115,6 +115,26 @@ def test_answers_and_remembers_an_answer(worker: Worker) -> None:
     assert worker.counts.prefix_hits == 1
 
 
+def test_answers_are_kept_in_bounds_of_bytes_and_shared_states_count_once() -> None:
+    def answer(tools: np.ndarray) -> module.States:
+        return module.States(np.zeros(25, np.float32), tools, ("a",) * len(tools), 9, 9)  # 100 bytes
+
+    kept = module.Results(n_max=4, bytes_max=10_000)
+    shared = np.zeros((80, 25), np.float32)  # 8,000 bytes
+    for n in range(4):
+        kept.put(b"%d" % n, answer(shared[: 80 - n]))
+    assert (len(kept), kept.n_bytes) == (4, 8_400)
+    kept.put(b"4", answer(shared))
+    assert (len(kept), kept.n_bytes, kept.get(b"0")) == (4, 8_400, None)
+    assert kept.get(b"1") is not None
+    kept.put(b"5", answer(np.zeros((80, 25), np.float32)))
+    assert kept.n_bytes <= 10_000
+    assert kept.get(b"4") is None
+    assert kept.get(b"5") is not None
+    kept.put(b"6", answer(np.zeros((800, 25), np.float32)))  # what was just made is kept, whatever its size
+    assert (len(kept), kept.n_bytes) == (1, 80_100)
+
+
 def test_a_full_queue_refuses_and_goes_on(worker: Worker, script: Script) -> None:
     held = worker.submit(prompt("hold"))
     assert script.entered.wait(WAIT_S)

@@ -57,3 +57,20 @@ def test_a_huge_event_is_passed_over() -> None:
     for _ in range(40):
         reader.feed(b"x" * 100_000)
     assert reader.feed(b"\n\ndata: one\n\n") == [b"one"]
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+def test_the_rest_of_a_huge_line_is_no_line_of_its_own(ending: bytes) -> None:
+    """Its event is passed over whole, the lines before and behind it too; a huge comment says nothing."""
+    reader = EventReader()
+    assert reader.feed(b"data: before" + ending + b"data: ") == []
+    for _ in range(11):
+        assert reader.feed(b"x" * 100_000) == []
+    assert reader.feed(b"data: not a line" + ending + b"data: behind" + ending) == []
+    assert reader.feed(ending + b"data: one" + ending + ending) == [b"one"]
+    assert reader.feed(b"data: two" + ending + b": ") == []
+    for _ in range(11):
+        assert reader.feed(b"x" * 100_000) == []
+    assert reader.feed(ending + ending) == [b"two"]
+    reader.feed(b"data: " + b"x" * (EVENT_BYTES_MAX + 1))
+    assert reader.close() == []

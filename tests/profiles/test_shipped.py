@@ -13,7 +13,7 @@ from whetherman_edge.cli import main
 from whetherman_edge.engine import check_packaged
 from whetherman_edge.gate.static_gate import packaged_sha256
 from whetherman_edge.profiles import store
-from whetherman_edge.profiles.schema import EngineArtifact, Profile, parse_profile, serialize_profile
+from whetherman_edge.profiles.schema import EngineArtifact, Found, Profile, parse_profile, serialize_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "profiles"
@@ -53,7 +53,13 @@ def shipped(folder: Path, monkeypatch: pytest.MonkeyPatch, profile: Profile) -> 
 def test_a_shipped_profile_of_the_packaged_gate_is_listed_and_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shipped(tmp_path, monkeypatch, profile_of(engine=EngineArtifact("static", packaged_sha256())))
+    found = {
+        "light": Found(needed=2),
+        "sum": Found(needed=1, lost=1),
+        "poem": Found(not_needed=2),
+        "odd": Found(lost=1),
+    }
+    shipped(tmp_path, monkeypatch, profile_of(engine=EngineArtifact("static", packaged_sha256()), found=found))
     assert main(["profile", "list"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert rows[1].split()[:2] == ["small", "calibrated"]
@@ -61,7 +67,9 @@ def test_a_shipped_profile_of_the_packaged_gate_is_listed_and_shown(
     assert "Q4_K_M" in rows[1]
     assert '"MODEL" = "NAME" under [agents]' in rows[2]
     assert main(["profile", "show", "small"]) == 0
-    assert "qwen2.5-0.5b-instruct" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "qwen2.5-0.5b-instruct" in shown
+    assert "needed calls in 2 of 4 kinds of task" in shown
 
 
 def test_one_of_another_gate_is_listed_as_unusable_with_what_to_do(

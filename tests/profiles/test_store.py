@@ -170,6 +170,7 @@ def test_the_verb_imports_lists_shows_and_exports(
     shown = capsys.readouterr().out
     assert "ANSWER from 0.9, DECLINE from 0.95" in shown
     assert "at most 5.0% of needed calls withheld, with confidence 90% (1 of 120 needed" in shown
+    assert "measured      not stated" in shown
     assert command("show", "laptop", "--json") == 0
     assert capsys.readouterr().out.encode() == GOOD
     target = tmp_path / "copy.json"

@@ -11,6 +11,8 @@ from tests.fakes.chats import CHAT, body_of
 from tests.fakes.client import Client
 from tests.fakes.upstream import PATIENCE_S, Seen, Wire, completion, reply, text_stream
 from whetherman_edge import daemon
+from whetherman_edge.proxy.app import App
+from whetherman_edge.service.sockets import bind_unix
 
 
 @contextlib.asynccontextmanager
@@ -97,3 +99,19 @@ async def test_waiting_connections_do_not_hold_up_the_end(upstream, serve, judge
             await stack.aclose()
         assert await client.reader.read() == b""
         client.abort()
+
+
+async def test_a_socket_that_another_daemon_made_while_we_drained_stays(serve, judge, monkeypatch, tmp_path):
+    paths = [str(tmp_path / "w.sock"), str(tmp_path / "d.sock")]
+    made = []
+
+    async def drained(_app, _timeout_s):
+        made.extend(bind_unix(path) for path in paths)
+
+    monkeypatch.setattr(App, "drained", drained)
+    async with serve(listen=f"unix:{paths[0]}", decision_socket=f"unix:{paths[1]}"):
+        pass
+    for path, listener in zip(paths, made, strict=True):
+        with listener:
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.close()

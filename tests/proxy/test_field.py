@@ -133,7 +133,7 @@ async def test_a_state_that_cannot_be_read_costs_the_evidence_only(upstream, ser
 def test_old_evidence_is_forgotten_and_tests_that_are_gone_are_left_out():
     record = field.FieldRecord(basis="", at_s=1e6, tests={"leaked": (3, 500.0), "gone": (1, 1.0)}, stopped="leaked")
     path = field.default_path()
-    field.write(path, {"a": record})
+    field.write(path, {"a": record}, 1e6)
     assert field.read(path, 1e6 + 86_400 * (field.AGE_DAYS_MAX - 1)) == {"a": record}
     assert field.read(path, 1e6 + 86_400 * (field.AGE_DAYS_MAX + 1)) == {}
     from tests.proxy.test_sessions import chat
@@ -142,3 +142,26 @@ def test_old_evidence_is_forgotten_and_tests_that_are_gone_are_left_out():
     assert sessions.session(chat("x"), "", "a").backed_off
     assert not sessions.session(chat("x"), "", "a", "another profile").backed_off
     assert set(sessions.records()["a"].tests) == {"leaked", "ignored", "repeated", "called_next"}
+
+
+def test_two_daemons_keep_each_others_evidence():
+    """One for each model server, say: both write the one file of their user."""
+    path = field.default_path()
+    a, b = (field.FieldRecord(basis="p", at_s=1e6, tests={"leaked": (n, 1.0)}, n_applied=n) for n in (3, 5))
+    field.write(path, {"a": a}, 1e6)
+    field.write(path, {"b": b}, 1e6)
+    assert field.read(path, 1e6) == {"a": a, "b": b}
+    field.write(path, {"a": b}, 1e6)
+    field.write(path, {"a": a}, 1e6)
+    assert field.read(path, 1e6)["a"] == b, "the one that has seen more"
+    stopped = field.FieldRecord(basis="p", at_s=1e6, stopped="leaked")
+    field.write(path, {"a": stopped}, 1e6)
+    field.write(path, {"a": b}, 1e6)
+    assert field.read(path, 1e6)["a"] == stopped
+    anew = field.FieldRecord(basis="q", at_s=1e6 + 1)
+    field.write(path, {"a": anew}, 1e6)
+    assert field.read(path, 1e6)["a"] == anew, "of a newer calibration"
+    old = {"b": field.FieldRecord(basis="p", at_s=1e6)}
+    field.write(path, {f"m{n}": field.FieldRecord(basis="", at_s=1e6 + n) for n in range(2, 258)} | old, 1e6)
+    assert len(field.read(path, 1e6)) == field.AGENTS_MAX
+    assert "b" not in field.read(path, 1e6)

@@ -75,6 +75,10 @@ def test_bad_lines_are_named_and_the_others_done(tmp_path, capsys):
     for number in range(2, 7):
         assert f"line {number}:" in captured.err
     assert "line 7" not in captured.err
+    assert "line 2: expected JSON" in captured.err
+    assert "line 4: query: " in captured.err
+    assert "line 6: options.a: " in captured.err
+    assert "(option_type)\n" in captured.err
     assert "appears twice" in captured.err
 
 

@@ -22,6 +22,21 @@ def models(owner: str) -> tuple[int, object]:
     return 200, {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": owner}]}
 
 
+async def test_an_answer_that_no_decoder_takes_is_no_server_and_no_crash():
+    async def deep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"[" * 200_000)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(deep, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await discovery.discover((discovery.Candidate("llamacpp", "llama.cpp", url, "/props"),), 60.0) == []
+        assert await discovery.kind_of(url) == "unknown"
+        assert await discovery.models_of(url, "openai") == []
+
+
 class FakeServer:
     """Answers GETs from a table (path, or ``*``) and records every request."""
 

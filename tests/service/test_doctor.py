@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import importlib.util
 import json
 import socket
 import threading
@@ -37,7 +38,8 @@ def server():
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            body = json.dumps(answers.get(self.path, {})).encode()
+            value = answers.get(self.path, {})
+            body = value if isinstance(value, bytes) else json.dumps(value).encode()
             self.send_response_only(200 if self.path in answers else 404)
             self.send_header("Date", str(answers.get("date", self.date_time_string())))
             self.send_header("Content-Length", str(len(body)))
@@ -108,6 +110,38 @@ def test_a_damaged_ledger_and_one_of_the_future_are_named(state):
     for ending in ("-wal", "-shm"):
         (state / (records.NAME + ending)).unlink(missing_ok=True)
     assert checks.ledger()[0] == "fail"
+
+
+def test_a_ledger_is_found_under_any_name_and_before_its_table(tmp_path, monkeypatch):
+    """The writer makes the file first; "?" and "%41" mean something else in SQLite's URIs."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "50%41?x"))
+    path = records.default_path()
+    path.parent.mkdir()
+    path.touch(0o600)
+    assert checks.ledger()[0] == "ok"
+    record(entry(request_bytes=400_000))
+    assert checks.ledger()[1].startswith("1 decisions")
+    assert checks._largest_request_bytes() == 400_000
+
+
+def test_an_embedded_server_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    finding = cli_doctor._guarded("upstream", lambda: cli_doctor._upstream("embedded", "auto"))
+    assert (finding.state, "whetherman-edge[embedded]" in finding.detail) == ("fail", True)
+
+
+def test_an_ipv6_port_is_asked_who_has_it(tmp_path, monkeypatch):
+    asked = []
+
+    async def get(url, _path):
+        asked.append(url)
+        return {"upstream_kind": "openai", "version": "9"}, None
+
+    monkeypatch.setattr(checks, "_get", get)
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        number = taken.getsockname()[1]
+        assert checks.port(loaded(tmp_path, host="::1", port=str(number)))[0] == "ok"
+    assert asked == [f"http://[::1]:{number}"]
 
 
 def test_a_port_is_free_ours_or_taken(tmp_path, server):
@@ -238,6 +272,8 @@ def test_a_clock_that_is_off_is_named(monkeypatch, server):
     url, answers = server
     assert checks.clock(url)[0] == "ok"
     answers["date"] = "Mon, 01 Jan 2001 00:00:00 GMT"
+    assert checks.clock(url)[0] == "note"
+    answers["/"] = b"Ollama is running"
     assert checks.clock(url)[0] == "note"
     monkeypatch.setattr(checks.time, "time", lambda: 1_000.0)
     assert "timedatectl" in checks.clock()[1]

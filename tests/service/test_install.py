@@ -137,9 +137,45 @@ def test_on_demand_starts_the_socket_only(home):
     manager = Manager()
     install.install(planned(home, on_demand=True), manager)
     assert manager.commands[1:] == [
+        "systemctl --user disable --now whetherman-edge.service",
         "systemctl --user enable whetherman-edge.socket",
         "systemctl --user restart whetherman-edge.socket",
     ]
+    install.install(planned(home), manager)
+    assert manager.commands[5:] == [
+        "systemctl --user disable --now whetherman-edge.socket",
+        "systemctl --user enable whetherman-edge.service",
+        "systemctl --user restart whetherman-edge.service",
+    ]
+
+
+@pytest.mark.parametrize(("scope", "platform"), [("user", "linux"), ("system", "linux"), ("user", "darwin")])
+def test_installing_again_keeps_the_configuration_that_was_named(home, scope, platform):
+    mine = home / "mine.toml"
+    mine.write_text("port = 9000\n")
+    install.install(planned(home, scope, platform, config=mine), Manager())
+    before = tree(home)
+    done = install.install(planned(home, scope, platform), Manager())
+    assert tree(home) == before
+    assert f"kept     {mine}" in done
+    assert install.status(planned(home, scope, platform), Manager())[1]["unit_is"] == "current"
+
+
+def test_the_socket_listens_where_the_configuration_says(home):
+    config = home / "c.toml"
+    for text, port in (("port = 9000\n", 9000), ("port = 0\n", 8088), ("port = 'x'\n", 8088)):
+        config.write_text(text)
+        (unit,) = [file for file in planned(home, config=config).units if file.path.suffix == ".socket"]
+        assert f"ListenStream=127.0.0.1:{port}\n" in unit.text
+
+
+def test_a_unit_that_is_no_utf8_any_more_counts_as_edited(home):
+    install.install(planned(home), Manager())
+    unit = home / ".config/systemd/user/whetherman-edge.service"
+    unit.write_bytes(unit.read_bytes() + b"# caf\xe9\n")
+    assert any("yours is now" in line for line in install.install(planned(home), Manager()))
+    unit.write_bytes(unit.read_bytes() + b"# caf\xe9\n")
+    assert any("it was edited" in line for line in install.uninstall(planned(home), Manager()))
 
 
 @pytest.mark.parametrize("path", ["/a b/c", "/a%n/c", "/a\nExecStart=/bin/sh/c", '/a"/c', "/a$HOME/c"])

@@ -45,6 +45,8 @@ QUEUE_MAX: Final = 32
 """Jobs waiting at once. At 60 ms a job the last one waits two seconds, beyond any useful deadline."""
 PIECE_CHARS_MAX: Final = 2_000_000
 """Text of the tokenised pieces kept: with their ids (4 bytes a token) some 5 MB."""
+RESULT_BYTES_MAX: Final = 8 << 20
+"""States of the answers kept: of long tool lists that all differ 256 would be 50 MB. Shared ones count once."""
 SAVE_IDLE_S: Final = 60.0
 """Without a job for so long, new tools blocks are saved: a process that is killed has saved nothing at its stop."""
 STOP_TIMEOUT_S: Final = 5.0
@@ -123,6 +125,44 @@ class Counts(msgspec.Struct):
     restored: int = 0
 
 
+class Results:
+    """Answers by the digest of their prompt, least recently used first out; bounded in number and in bytes."""
+
+    def __init__(self, n_max: int, bytes_max: int = RESULT_BYTES_MAX) -> None:
+        self._n_max, self._bytes_max = n_max, bytes_max
+        self._kept: OrderedDict[bytes, States] = OrderedDict()
+        self._n_users: dict[int, int] = {}  # by the array that owns the memory: what prompts share is there once
+        self.n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, digest: bytes) -> States | None:
+        """The answer to that prompt, or None."""
+        found = self._kept.get(digest)
+        if found is not None:
+            self._kept.move_to_end(digest)
+        return found
+
+    def put(self, digest: bytes, states: States) -> None:
+        """Keep the answer to a prompt that has none."""
+        self._kept[digest] = states
+        self._count(states, 1)
+        while len(self._kept) > 1 and (len(self._kept) > self._n_max or self.n_bytes > self._bytes_max):
+            self._count(self._kept.popitem(last=False)[1], -1)
+
+    def _count(self, states: States, by: int) -> None:
+        for part in (states.last, states.tools):
+            owner = part.base if isinstance(part.base, np.ndarray) else part
+            before = self._n_users.get(id(owner), 0)
+            if before + by:
+                self._n_users[id(owner)] = before + by
+            else:
+                del self._n_users[id(owner)]
+            if not before or not before + by:
+                self.n_bytes += by * owner.nbytes
+
+
 class Worker:
     """Owns a Network and a Context in its own thread.
 
@@ -153,7 +193,7 @@ class Worker:
         self._no_states = np.zeros((0, 0), dtype=np.float32)
         self._pieces: OrderedDict[Piece, array[int]] = OrderedDict()
         self._piece_chars = 0
-        self._results: OrderedDict[bytes, States] = OrderedDict()
+        self._results = Results(settings.results_max)
         self._tool_states: dict[int, npt.NDArray[np.float32]] = {}
 
     def start(self) -> None:
@@ -359,13 +399,10 @@ class Worker:
         digest = hashlib.blake2b(np.asarray(tokens.ids, dtype=np.int32).tobytes(), digest_size=16).digest()
         found = self._results.get(digest)
         if found is not None:
-            self._results.move_to_end(digest)
             self.counts.answered_from_results += 1
             return msgspec.structs.replace(found, n_decoded=0)
         states = self._decode(tokens, job.prompt.tool_names)
-        self._results[digest] = states
-        if len(self._results) > self.settings.results_max:
-            self._results.popitem(last=False)
+        self._results.put(digest, states)
         return states
 
     def _decode(self, tokens: Tokens, tool_names: Sequence[str]) -> States:

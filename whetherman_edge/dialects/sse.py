@@ -12,12 +12,13 @@ EVENT_BYTES_MAX = 1 << 20
 class EventReader:
     """Splits a byte stream into the data of its events. WHATWG HTML, section 9.2.6."""
 
-    __slots__ = ("_data", "_line", "_n_bytes", "_skip_lf")
+    __slots__ = ("_data", "_line", "_n_bytes", "_passing", "_skip_lf")
 
     def __init__(self) -> None:
         self._line = bytearray()
         self._data: list[bytes] = []
         self._n_bytes = 0
+        self._passing = False  # inside a line that is too long to be kept
         self._skip_lf = False
 
     def feed(self, piece: bytes) -> list[bytes]:
@@ -34,6 +35,9 @@ class EventReader:
             self._end_line(found)
         self._line += lines[-1]
         if len(self._line) > EVENT_BYTES_MAX:
+            if not self._passing and self._line.startswith(b"data:"):
+                self._n_bytes += len(self._line)
+            self._passing = True
             self._line.clear()
         return found
 
@@ -47,7 +51,9 @@ class EventReader:
     def _end_line(self, found: list[bytes]) -> None:
         line = bytes(self._line)
         self._line.clear()
-        if not line:
+        if self._passing:
+            self._passing = False
+        elif not line:
             if self._data and self._n_bytes <= EVENT_BYTES_MAX:
                 found.append(b"\n".join(self._data))
             self._data.clear()

@@ -290,6 +290,14 @@ class CompiledGate:
             user.known = self._scorer.known_scores(user.text, pooled).tobytes()
         return user.known
 
+    def knows(self, key: bytes) -> bool:
+        """Whether the tool list of that key is kept."""
+        return self._tools.get(key) is not None
+
+    def prepare(self, tools: Sequence[Tool]) -> None:
+        """Read some tools of a list ahead of ``judge``."""
+        self._tool_reader.prepare(tools)
+
     def _toolset(self, tools: Sequence[Tool], key: bytes) -> KeptTools:
         found = self._tools.get(key)
         if found is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ FORMAT: Final = "whetherman-gate-static"
 VERSION: Final = 2
 FILE_BYTES_MAX: Final = 16 << 20  # the shipped file is under 3 MB
 N_HEADS: Final = 2
+PORTION: Final = 32  # tools read in one go: some 3 ms when all are new
 
 # What a profile's logistic layer may use: the four log-probabilities, and scalars that differ between agents.
 FUSED_SCALARS: Final = (
@@ -63,6 +64,7 @@ class StaticGate:
 
     def __init__(self, scorer: Scorer, kernels: Kernels, arrays: Arrays, manifest: Mapping[str, Any]) -> None:
         """Use ``open``. Raises KeyError, ValueError or TypeError for arrays that do not fit."""
+        self._scorer = scorer
         self.extractor = Extractor(scorer)
         self.sha256: str = str(manifest["sha256"])
         self.default_tau: Mapping[Label, float] = _tau(manifest["default_tau"])
@@ -103,6 +105,26 @@ class StaticGate:
         if self._compiled is not None:
             return self._compiled.judge(chat)
         return self.judge_by_reference(chat)
+
+    def portions(self, chat: ChatView) -> Iterator[None]:
+        """Read the request's tools a few at a time, for a caller that must not be held for hundreds of new ones.
+
+        Whatever of it is forgotten before ``judge`` is called, that reads again.
+        """
+        for start in range(0, len(chat.tools), PORTION):
+            part = chat.tools[start : start + PORTION]
+            self._scorer.prepare(part)
+            if self._compiled is not None:
+                self._compiled.prepare(part)
+            yield
+        self._scorer.slate(chat.tools, chat.toolset_key)
+        yield
+
+    def knows(self, chat: ChatView) -> bool:
+        """Whether the request's tool list is kept; without compiled kernels only the router's part of it is."""
+        if self._compiled is not None:
+            return self._compiled.knows(chat.toolset_key)
+        return self._scorer.knows(chat.toolset_key)
 
     def judge_by_reference(self, chat: ChatView) -> Verdict:
         """``judge`` by way of ``features`` and ``heads``, also where the kernels are compiled."""

@@ -91,6 +91,10 @@ class ToolReader:
         signals = self._tools.each(tools, self._looked_at)
         return self._sets.put(key, _combine(key, signals, slate, embeds=True), len(tools))
 
+    def prepare(self, tools: Sequence[Tool]) -> None:
+        """Look at some tools ahead of their list."""
+        self._tools.each(tools, self._looked_at)
+
     def combined(self, tools: Sequence[Tool], slate: Slate, key: bytes) -> ToolsetSignals:
         """As ``toolset``, for a caller that keeps what it makes of it and wants no ``embedded``."""
         return _combine(key, self._tools.each(tools, self._looked_at), slate, embeds=False)

@@ -233,6 +233,14 @@ def _proven(profile: Profile) -> list[str]:
     return lines
 
 
+def _breadth(profile: Profile) -> str:
+    """How many kinds of task showed a needed call; the profile counts both splits and both kinds of step together."""
+    if not profile.found:
+        return "not stated: this profile does not say over how many kinds of task"
+    n = sum(found.needed > 0 for found in profile.found.values())
+    return f"needed calls in {n} of {len(profile.found)} kinds of task, those of the fit included"
+
+
 def _summary(name: str, path: Path, profile: Profile) -> list[tuple[str, str]]:
     agent, steering = profile.agent, profile.intervention
     return [
@@ -242,6 +250,7 @@ def _summary(name: str, path: Path, profile: Profile) -> list[tuple[str, str]]:
         ("engine", f"{profile.engine.name} {profile.engine.sha256}"),
         ("decides", ", ".join(_decides(profile)) or "nothing"),
         *(("proven" if not place else "", line) for place, line in enumerate(_proven(profile))),
+        ("measured", _breadth(profile)),
         ("intervention", steering.mode + (f", wording {steering.wording}" if steering.wording else "")),
         ("interactive", "yes" if profile.interactive else "no: ASK is never decided"),
         ("layer", f"{len(profile.layer.features)} features, temperature {profile.layer.temperature:g}"),

@@ -21,6 +21,7 @@ VERSION = 1
 FILE_BYTES_MAX = 1 << 20
 # Evidence this old says little about a model server of today, and a stop should not outlive its cause.
 AGE_DAYS_MAX = 30.0
+AGENTS_MAX = 256
 
 
 class FieldRecord(msgspec.Struct, frozen=True):
@@ -69,10 +70,16 @@ def read(path: Path, now_s: float) -> dict[str, FieldRecord]:
     return {agent: record for agent, record in state.agents.items() if record.at_s >= oldest_s}
 
 
-def write(path: Path, agents: dict[str, FieldRecord]) -> None:
-    """Replace the file; readable by its owner alone. Blocks for the disk. Raises OSError."""
+def write(path: Path, agents: dict[str, FieldRecord], now_s: float) -> None:
+    """Replace the file; readable by its owner alone. Blocks for the disk. Raises OSError.
+
+    Another daemon of this user may write it too: of each agent the better record stays, of all the latest AGENTS_MAX.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    data = msgspec.json.encode(FieldState(agents=agents))
+    kept = read(path, now_s)
+    kept |= {agent: _better(record, kept.get(agent, record)) for agent, record in agents.items()}
+    latest = sorted(kept.items(), key=lambda item: item[1].at_s)[-AGENTS_MAX:]
+    data = msgspec.json.encode(FieldState(agents=dict(latest)))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".agents-")  # mode 0600
     temporary = Path(name)
     try:
@@ -84,3 +91,14 @@ def write(path: Path, agents: dict[str, FieldRecord]) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _better(ours: FieldRecord, theirs: FieldRecord) -> FieldRecord:
+    """Of two records of one agent: a stop of the same profile, then the one with more evidence; else the later one."""
+    if ours.basis != theirs.basis:
+        return max(ours, theirs, key=lambda record: record.at_s)
+    return max(ours, theirs, key=lambda record: (bool(record.stopped), record.n_applied + _n_tested(record)))
+
+
+def _n_tested(record: FieldRecord) -> int:
+    return sum(n for n, _ in record.tests.values())

@@ -18,11 +18,10 @@ import msgspec
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.gate.backoff import RATES, AgentState, Evidence, Outcome, session_stopped
 from whetherman_edge.gate.policy import SessionState
-from whetherman_edge.profiles.field import FieldRecord
+from whetherman_edge.profiles.field import AGENTS_MAX, FieldRecord
 
 # A laptop has a handful of dialogues at a time; a forgotten one costs at most one more question by the model.
 SESSIONS_MAX = 1_024
-AGENTS_MAX = 256
 
 Key = tuple[str, int, int]
 

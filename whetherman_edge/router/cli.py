@@ -71,7 +71,9 @@ def _run(args: argparse.Namespace, choose: Choose, tools: Options | None) -> int
         for number, outcome in _answers(choose, lines, tools):
             if isinstance(outcome, RequestError):
                 failed += 1
-                sys.stderr.write(f"route: {args.jsonl} line {number}: {outcome}\n")
+                field = ".".join(map(str, outcome.loc[1:]))
+                what = f"{field}: {outcome}" if field else str(outcome)
+                sys.stderr.write(f"route: {args.jsonl} line {number}: {what} ({outcome.kind})\n")
             else:
                 out.write(json.dumps(outcome, ensure_ascii=False) + "\n")
     if failed:

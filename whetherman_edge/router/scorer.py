@@ -78,6 +78,10 @@ class Scorer:
             return found
         return self._slates.put(key, self._embedder.slate(self._prototypes(tools)), len(tools))
 
+    def knows(self, key: bytes) -> bool:
+        """Whether the slate of that key is kept."""
+        return self._slates.get(key) is not None
+
     def prepare(self, tools: Sequence[Tool | ToolCard]) -> None:
         """Embed some tools ahead of ``slate``, for a caller that must not be held for hundreds of new ones at once."""
         self._prototypes(tools)

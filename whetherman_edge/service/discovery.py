@@ -200,7 +200,7 @@ async def _ask(session: aiohttp.ClientSession, base: str, path: str, timeout_s: 
         return None
     try:
         body = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         body = None
     return Answer(response.status, response.headers.get("Server", "").lower(), body)
 

@@ -213,7 +213,7 @@ class EmbeddedServer:
             self.restarts += 1
             try:
                 await self._launch()
-            except EnvironmentFault as exc:
+            except (EnvironmentFault, OSError) as exc:  # OSError: no memory or no process left for a child, for now
                 log.error("event=embedded_restart_failed cause=%r", str(exc))
                 await self._end_child()
             else:

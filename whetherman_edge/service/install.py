@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from whetherman_edge.config import DOCS, Config, default_config_path
+from whetherman_edge.config import DOCS, Config, default_config_path, load_config
 from whetherman_edge.errors import ConfigError, EnvironmentFault, UsageError
 from whetherman_edge.service import units
 
@@ -71,30 +71,32 @@ def plan(
     home: Path | None = None,
     root: Path = Path("/"),
     python: str = sys.executable,
-    port: int = units.PORT,
+    port: int | None = None,
 ) -> Plan:
     """The files and commands for this machine. ``root``: where a system's files are (for packagers and tests).
 
-    Raises UsageError where there is no such service.
+    ``config`` None: the one that an installed unit of ours names, so that installing again keeps it; else the usual
+    one. ``port`` None: the configuration's. Raises UsageError where there is no such service.
     """
     home = Path.home() if home is None else home
     if platform == "darwin":
         if scope == "system":
             raise UsageError("service --system: expected --user on macOS; a model on a laptop belongs to its user")
-        return _launchd(home, config, python, port)
+        return _launchd(home, config, python)
     if not platform.startswith("linux"):
         raise UsageError(f"service: expected Linux (systemd) or macOS (launchd), got {platform}; run `serve` yourself")
     if scope == "system":
-        where = config or root / units.SYSTEM_CONFIG.lstrip("/")
+        usual = root / units.SYSTEM_CONFIG.lstrip("/")
         _check_visible(python)
         folder, base = root / "etc/systemd/system", ["systemctl"]
     else:
-        where = config or default_config_path()
+        usual = default_config_path()
         settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
         folder, base = settings / "systemd/user", ["systemctl", "--user"]
-    place = units.Place(python=_absolute(python), config=_unit_path(where), port=port)
+    where = config or _config_of(folder / f"{units.NAME}.service") or usual
+    place = units.Place(python=_absolute(python), config=_unit_path(where), port=_port_of(where, port))
     service = units.system_service(place) if scope == "system" else units.user_service(place)
-    wanted = f"{units.NAME}.{'socket' if on_demand else 'service'}"
+    wanted, other = (f"{units.NAME}.{kind}" for kind in (("socket", "service") if on_demand else ("service", "socket")))
     return Plan(
         manager="systemd",
         scope=scope,
@@ -103,16 +105,22 @@ def plan(
             File(folder / f"{units.NAME}.service", service, 0o644),
             File(folder / f"{units.NAME}.socket", units.socket_unit(place), 0o644),
         ),
-        start=((*base, "daemon-reload"), (*base, "enable", wanted), (*base, "restart", wanted)),
+        start=(
+            (*base, "daemon-reload"),
+            # From always to on demand or back: a socket does not start beside a service that runs.
+            (*base, "disable", "--now", other),
+            (*base, "enable", wanted),
+            (*base, "restart", wanted),
+        ),
         stop=((*base, "disable", "--now", f"{units.NAME}.socket", f"{units.NAME}.service"), (*base, "daemon-reload")),
     )
 
 
-def _launchd(home: Path, config: Path | None, python: str, port: int) -> Plan:
-    where = config or home / "Library/Application Support/whetherman/config.toml"
-    log = home / "Library/Logs/whetherman-edge.log"
-    place = units.Place(python=_absolute(python), config=str(where.absolute()), log=str(log), port=port)
+def _launchd(home: Path, config: Path | None, python: str) -> Plan:
     file = home / f"Library/LaunchAgents/{units.LABEL}.plist"
+    where = config or _config_of(file) or home / "Library/Application Support/whetherman/config.toml"
+    log = home / "Library/Logs/whetherman-edge.log"
+    place = units.Place(python=_absolute(python), config=str(where.absolute()), log=str(log))
     domain = f"gui/{os.getuid()}"
     return Plan(
         manager="launchd",
@@ -124,6 +132,24 @@ def _launchd(home: Path, config: Path | None, python: str, port: int) -> Plan:
         ),
         stop=(("launchctl", "bootout", f"{domain}/{units.LABEL}"),),
     )
+
+
+def _config_of(unit: Path) -> Path | None:
+    """The configuration that an installed unit of ours names."""
+    try:
+        text = unit.read_text("utf-8", "replace")
+    except OSError:
+        return None
+    named = units.config_in(text) if units.is_ours(text) else ""
+    return Path(named) if named else None
+
+
+def _port_of(config: Path, port: int | None) -> int:
+    """Where the socket unit listens. A configuration that cannot be read is `serve`'s and `doctor`'s to complain of."""
+    if port is None:
+        with contextlib.suppress(ConfigError):
+            port = load_config({}, environ={}, path=config).config.port
+    return port or units.PORT
 
 
 def install(wanted: Plan, run: Run = run_command, *, start: bool = True) -> list[str]:
@@ -156,7 +182,7 @@ def uninstall(wanted: Plan, run: Run = run_command) -> list[str]:
     if present:
         run(wanted.stop[0])
         for file in present:
-            if not units.is_untouched(file.path.read_text("utf-8")):
+            if not units.is_untouched(file.path.read_text("utf-8", "replace")):
                 done.append(f"kept     {_set_aside(file.path)} (it was edited)")
             else:
                 file.path.unlink()
@@ -233,7 +259,7 @@ def _write(file: File) -> str:
     if file.path.exists() or file.path.is_symlink():
         if file.keep:
             return f"kept     {file.path}"
-        text = file.path.read_text("utf-8")
+        text = file.path.read_text("utf-8", "replace")
         if text == file.text:
             return f"same     {file.path}"
         aside = "" if units.is_untouched(text) else f" (yours is now {_set_aside(file.path)})"

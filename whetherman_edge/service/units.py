@@ -6,6 +6,7 @@ and llama.cpp's threads. ``systemd/`` in the source tree holds the same texts fo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import plistlib
 
@@ -175,6 +176,17 @@ def launch_agent(place: Place) -> str:
     head, _, rest = text.partition("<plist")
     body = "<plist" + rest
     return f"{head}<!-- {MARK}{_sha256(body)} -->\n{body}"
+
+
+def config_in(text: str) -> str:
+    """The configuration that a unit names, "" where it names none."""
+    words: list[str] = []
+    if "<plist" in text:
+        with contextlib.suppress(Exception):  # edited by hand: plistlib and its XML parser have many errors
+            words = [str(word) for word in plistlib.loads(text.encode("utf-8"))["ProgramArguments"]]
+    else:
+        words = [word for line in text.splitlines() if line.startswith("ExecStart=") for word in line.split()]
+    return words[words.index("--config") + 1] if "--config" in words[:-1] else ""
 
 
 def is_ours(text: str) -> bool:
