@@ -105,6 +105,7 @@ def test_a_wrong_secret_is_not_shown(write):
         ({"upstream_kind": "olama"}, {}, ["flag --upstream-kind", "ollama"]),
         ({}, {"WHETHERMAN_LOOP_GUARD": "maybe"}, ["WHETHERMAN_LOOP_GUARD", "true or false"]),
         ({}, {"WHETHERMAN_AGENTS": "nope"}, ["WHETHERMAN_AGENTS", "GLOB=PROFILE"]),
+        ({}, {"WHETHERMAN_TOOLS": '{"x": {"usd": ' + "1" * 5_000 + "}}"}, ["WHETHERMAN_TOOLS", "a JSON object"]),
         ({}, {"WHETHERMAN_CONFIG": "/nowhere/x.toml"}, ["/nowhere/x.toml", "none there"]),
     ],
 )

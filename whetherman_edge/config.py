@@ -262,7 +262,7 @@ def _from_text(key: str, text: str, source: str) -> Any:
     if key == "tools":
         try:
             return _checked(key, json.loads(text), source)
-        except json.JSONDecodeError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ConfigError(f"{source}: expected a JSON object of tool name = costs, got {_elided(text)}") from exc
     if kind is bool:
         value = _BOOLEANS.get(text.strip().lower())

@@ -67,14 +67,16 @@ def test_bad_lines_are_named_and_the_others_done(tmp_path, capsys):
         '{"id": 3}',
         '{"query": "x", "options": {"a": null, "a": "b"}}',
         '{"query": "x", "options": {"a": 1, "b": null}}',
+        '{"id": 1e999, "query": "x", "options": {"a": null, "b": null}}',
+        '{"id": ' + "1" * 5_000 + ', "query": "x", "options": {"a": null, "b": null}}',
     ]
     path = write(tmp_path / "in.jsonl", "\n".join([good, *bad, good]))
     assert main(["route", "--jsonl", path]) == 1
     captured = capsys.readouterr()
     assert [a["choice"] for a in lines(captured.out)] == ["weather", "weather"]
-    for number in range(2, 7):
+    for number in range(2, 9):
         assert f"line {number}:" in captured.err
-    assert "line 7" not in captured.err
+    assert "line 9" not in captured.err
     assert "line 2: expected JSON" in captured.err
     assert "line 4: query: " in captured.err
     assert "line 6: options.a: " in captured.err

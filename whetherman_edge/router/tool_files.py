@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,9 @@ def parse_json(raw: bytes, loc: tuple[str | int, ...] = ("body",)) -> Any:
     Raises RequestError.
     """
     try:
-        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(
+            raw.decode("utf-8-sig"), object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite
+        )
         if b"\\ud" in raw or b"\\uD" in raw:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
@@ -33,6 +36,10 @@ def parse_json(raw: bytes, loc: tuple[str | int, ...] = ("body",)) -> Any:
         raise RequestError(
             f"expected JSON: {exc.msg} at line {exc.lineno} column {exc.colno}", loc, "json_invalid"
         ) from exc
+    except RequestError:
+        raise
+    except ValueError as exc:  # Python's own: an integer of more digits than it reads
+        raise RequestError("expected JSON, got a number of thousands of digits", loc, "json_invalid") from exc
     except RecursionError as exc:
         raise RequestError("expected JSON, got one nested too deeply", loc, "json_invalid") from exc
 
@@ -48,6 +55,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(text: str) -> Any:
     raise RequestError(f"{text} is not JSON", ("body",), "json_invalid")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RequestError(f"{text[:40]} is too large for a number", ("body",), "json_invalid")
+    return value
 
 
 def options_of(value: Any, loc: tuple[str | int, ...] = ("body", "options")) -> Options:
