@@ -121,6 +121,7 @@ def test_other_commands_of_a_hosted_shell_are_other_calls() -> None:
         '{"status": "running"}',
         "build is queued",
         "<status>in_progress</status>",
+        "<status>running</status>\n\n<timestamp>2026-11-30T19:00:00Z</timestamp>\n\n(no new output)",
         "not ready yet",
         "Error: 429 Too Many Requests, try again later",
         "request timed out",
@@ -148,7 +149,16 @@ def test_a_write_that_is_queued_is_not_made_again() -> None:
     assert inspect(chat_of(user("mail it"), *sent("queued for delivery", "queued for delivery"), tools=[MAIL])).looping
 
 
-@pytest.mark.parametrize("text", ["no such job", "the runner is Mary", "done", "it was queued. " + "x" * 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no such job",
+        "the runner is Mary",
+        "done",
+        "The running costs of building 7 are in the handbook.",
+        "it was queued. " + "x" * 1000,
+    ],
+)
 def test_what_is_finished_or_failed_for_good_is_a_loop_at_once(text: str) -> None:
     status = tool("get_job", "State of a job.", ("job",))
     assert inspect(chat_of(user("wait for it"), *step({"job": "7"}, text, "get_job") * 2, tools=[status])).looping

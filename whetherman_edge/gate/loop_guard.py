@@ -23,12 +23,17 @@ REPEATS_MIN = 2
 STEPPING_REPEATS_MIN = 3
 # A result that has changed before may change again, and so may one that says so: wait for more of the same.
 POLLING_REPEATS_MIN = 4
-# In a short result; in a long one these words are part of something else.
+# A state is a state where it is named as one, or where the result says little else: a handbook has a "building 7" too.
+_STATES = (
+    r"(?:pending|running|queued|processing|starting|waiting|busy|in[ _-]?progress"
+    r"|not (?:yet |been )*(?:ready|finished|done|complete|completed|available))(?![a-z])"
+)
+_STATE_CHARS_MAX = 40
+_STATE = re.compile(r"(?<![a-z])" + _STATES, re.IGNORECASE)
 _UNFINISHED_CHARS_MAX = 400
 _UNFINISHED = re.compile(
-    r"(?<![a-z])(?:pending|running|queued|processing|starting|building|waiting|busy|in[ _-]?progress"
-    r"|not (?:yet |been )*(?:ready|finished|done|complete|completed|available)|try again|retry|too many requests"
-    r"|rate[ _-]?limit|timed[ _-]?out|timeout|temporarily|unavailable)(?![a-z])",
+    r"(?:status|state|phase)\W{1,5}" + _STATES + r"|(?<![a-z])(?:try again|retry|too many requests|rate[ _-]?limit"
+    r"|timed[ _-]?out|timeout|temporarily|unavailable)(?![a-z])",
     re.IGNORECASE,
 )
 _WAITS = frozenset({"wait", "sleep"})
@@ -142,7 +147,9 @@ def _may_change(chat: ChatView, came: _Came) -> bool:
     """
     if not _WAITS.isdisjoint(name_tokens(came.name)):
         return True
-    if len(came.result) > _UNFINISHED_CHARS_MAX or _UNFINISHED.search(came.result) is None:
+    text = came.result
+    brief = len(text) <= _STATE_CHARS_MAX and _STATE.search(text) is not None
+    if not brief and (len(text) > _UNFINISHED_CHARS_MAX or _UNFINISHED.search(text) is None):
         return False
     return not any(tool.name == came.name and effect(tool) == "write" for tool in chat.tools)
 
