@@ -133,6 +133,14 @@ def test_a_manager_that_refuses_is_said(home):
         install.install(planned(home), manager)
 
 
+def test_a_start_that_takes_long_is_no_refusal(home):
+    """Weights that are fetched first take minutes, and the manager goes on with the start when nobody waits for it."""
+    manager = Manager()
+    manager.answers["restart"] = (install.NO_ANSWER, "systemctl: no answer in 60 s")
+    done = install.install(planned(home), manager)
+    assert "service status" in done[-1]
+
+
 def test_on_demand_starts_the_socket_only(home):
     manager = Manager()
     install.install(planned(home, on_demand=True), manager)

@@ -25,6 +25,7 @@ Scope = Literal["user", "system"]
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
 COMMAND_TIMEOUT_S = 60.0
+NO_ANSWER = 124  # as timeout(1) has it
 _HIDDEN_HOMES = ("/home", "/root", "/run/user")
 
 
@@ -59,7 +60,9 @@ def run_command(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     except FileNotFoundError:
         return subprocess.CompletedProcess(command, 127, "", f"{command[0]}: not found")
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"{command[0]}: no answer in {COMMAND_TIMEOUT_S:.0f} s")
+        return subprocess.CompletedProcess(
+            command, NO_ANSWER, "", f"{command[0]}: no answer in {COMMAND_TIMEOUT_S:.0f} s"
+        )
 
 
 def plan(
@@ -163,6 +166,9 @@ def install(wanted: Plan, run: Run = run_command, *, start: bool = True) -> list
     if start:
         for command in wanted.start:
             result = run(command)
+            if result.returncode == NO_ANSWER and "restart" in command:
+                done.append("waiting  it is still starting; `whetherman-edge service status` says when it runs")
+                continue
             if result.returncode and "bootout" not in command:  # there may be nothing to boot out
                 raise EnvironmentFault(
                     f"{' '.join(command)}: {_last_line(result)}; the files are in place: start it with that command, "
