@@ -123,6 +123,20 @@ def test_two_broken_ledgers_in_a_second_are_both_kept(tmp_path):
     assert sorted(one.read_bytes() for one in tmp_path.glob("l.sqlite3.broken-*")) == [b"one", b"two"]
 
 
+def test_the_last_broken_ledgers_are_kept_and_no_others(tmp_path):
+    """A disk that breaks one a day does not fill up with them; a neighbour's files stay."""
+    path = tmp_path / "l[1].sqlite3"
+    neighbour = tmp_path / "l1.sqlite3.broken-7"
+    neighbour.write_bytes(b"other")
+    for n in range(records.BROKEN_MAX + 2):
+        path.write_bytes(b"%d" % n)
+        os.utime(path, ns=(n, n))
+        records.set_aside(path)
+    aside = [one for one in tmp_path.iterdir() if one != neighbour]
+    assert sorted(one.read_bytes() for one in aside) == [b"2", b"3", b"4"]
+    assert neighbour.exists()
+
+
 def test_an_index_that_does_not_fit_its_table_is_broken(tmp_path, monkeypatch):
     """Entries can be written, but none can be deleted: the ledger would grow to its end and stay there."""
     monkeypatch.setattr(records, "FULL_SHARE", 0.0)

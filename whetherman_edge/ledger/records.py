@@ -8,6 +8,7 @@ with ``synchronous=NORMAL`` may lose the last ones at a power cut, and stays con
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import sqlite3
@@ -28,6 +29,8 @@ NAME = "ledger.sqlite3"
 SCHEMA_VERSION = 1
 # About 250 bytes an entry: a quarter of a million decisions, which is months of one person's agent.
 BYTES_MAX = 64 << 20
+# Broken ledgers set aside and kept.
+BROKEN_MAX = 3
 PAGE_BYTES = 4096
 AGE_DAYS_MAX = 90
 # When the file is this full, the oldest tenth goes; below the hard stop, so that the delete itself still has room.
@@ -222,7 +225,7 @@ def check_private(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a broken ledger, and drop the journal that belongs to it."""
+    """Rename a broken ledger, drop the journal that belongs to it, and keep the last few set aside."""
     aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
     n = 1
     while aside.exists():
@@ -231,6 +234,10 @@ def set_aside(path: Path) -> None:
     os.replace(path, aside)
     for ending in ("-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
+    kept = sorted(path.parent.glob(f"{glob.escape(path.name)}.broken-*"), key=lambda one: one.lstat().st_mtime_ns)
+    for old in kept[:-BROKEN_MAX]:
+        # Each is as large as a ledger may be: a disk that breaks one a day must not fill up with them.
+        old.unlink(missing_ok=True)
     log.warning("event=ledger_broken path=%s hint=set_aside_and_started_anew", path)
 
 
