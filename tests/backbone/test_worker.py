@@ -133,6 +133,9 @@ def test_answers_are_kept_in_bounds_of_bytes_and_shared_states_count_once() -> N
     assert kept.get(b"5") is not None
     kept.put(b"6", answer(np.zeros((800, 25), np.float32)))  # what was just made is kept, whatever its size
     assert (len(kept), kept.n_bytes) == (1, 80_100)
+    none = module.Results(n_max=0)  # the soak keeps nothing: every answer is a fresh pass
+    none.put(b"0", answer(shared))
+    assert (len(none), none.n_bytes, none.get(b"0")) == (0, 0, None)
 
 
 def test_a_full_queue_refuses_and_goes_on(worker: Worker, script: Script) -> None:

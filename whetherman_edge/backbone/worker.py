@@ -148,7 +148,7 @@ class Results:
         """Keep the answer to a prompt that has none."""
         self._kept[digest] = states
         self._count(states, 1)
-        while len(self._kept) > 1 and (len(self._kept) > self._n_max or self.n_bytes > self._bytes_max):
+        while len(self._kept) > self._n_max or (self.n_bytes > self._bytes_max and len(self._kept) > 1):
             self._count(self._kept.popitem(last=False)[1], -1)
 
     def _count(self, states: States, by: int) -> None:
