@@ -120,14 +120,14 @@ class Trainer:
         packs = dialogue_packs(self.reader, unfocused, options.seed)
         packs += slate_packs(self.reader, self.pools(), options.slates, seed)
         packs += few_tools_packs(self.reader, self.pools(), options.few_tools, seed)
-        focused = cut_packs(self.reader, unfocused, options.cuts, seed) if options.cuts else []
+        every_time = cut_packs(self.reader, unfocused, options.cuts, seed) if options.cuts else []
         if options.focus:
             items = dialogues(options.focus)
-            focused += dialogue_packs(self.reader, items, options.seed, n_public=0, n_swapped=0)
+            every_time += dialogue_packs(self.reader, items, options.seed, n_public=0, n_swapped=0)
         if options.epoch_packs:
-            share = max(0, options.epoch_packs - len(focused))
+            share = max(0, options.epoch_packs - len(every_time))
             packs = [packs[i] for i in rng.permutation(len(packs))[:share]]
-        packs += focused
+        packs += every_time
         return [packs[i] for i in rng.permutation(len(packs))]
 
     def pools(self) -> Any:
