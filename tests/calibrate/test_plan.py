@@ -12,7 +12,7 @@ from whetherman_edge.calibrate import interventions
 from whetherman_edge.calibrate.capability_probe import Found
 from whetherman_edge.calibrate.cli import pack
 from whetherman_edge.calibrate.labels import Outcome
-from whetherman_edge.calibrate.plan import BARREN_AFTER, IN_A_ROW, Item, Plan, stratum
+from whetherman_edge.calibrate.plan import BARREN_AFTER, BARREN_FAMILY_AFTER, IN_A_ROW, Item, Plan, stratum
 from whetherman_edge.calibrate.probe import Probe
 from whetherman_edge.calibrate.run_log import RunLine, StepLine
 
@@ -80,6 +80,26 @@ def test_what_the_agent_cannot_do_is_put_off() -> None:
     early = [place for place in hops if place < len(order) - len(hops)]
     assert len(early) <= BARREN_AFTER * len(generators)
     assert len(order) == len(ITEMS)
+
+
+def test_a_family_that_bears_nothing_is_put_off_with_its_untried_generators() -> None:
+    def able(probe: Probe) -> bool:
+        return probe.family != "retry" or probe.kind != "later"
+
+    order = settle(Plan(ITEMS), needs_calls, able)
+    tried = [place for place, item in enumerate(order) if not able(item.probe)]
+    generators = {item.probe.generator for item in ITEMS if not able(item.probe)}
+    assert len(generators) * BARREN_AFTER > 2 * BARREN_FAMILY_AFTER, "or the family could not be told from them"
+    early = [place for place in tried if place < len(order) - len(tried)]
+    assert len(early) <= BARREN_FAMILY_AFTER + BARREN_AFTER
+    assert len(order) == len(ITEMS)
+
+
+def test_time_goes_to_the_kind_of_step_that_has_not_enough_yet() -> None:
+    plan = Plan(ITEMS, proven=("first",))
+    order = settle(plan, needs_calls, n=120)
+    assert sum(item.probe.kind == "later" for item in order) > 0.7 * len(order)
+    assert any(item.probe.kind == "first" for item in order)
 
 
 def n_tools(item: Item) -> int:

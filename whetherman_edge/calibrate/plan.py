@@ -13,12 +13,13 @@ in a row, since a server's prefix cache then holds the tools.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from whetherman_edge.calibrate.labels import Arm, Label, Outcome, label, next_arm
+from whetherman_edge.calibrate.labels import Arm, Outcome, label, next_arm
 from whetherman_edge.calibrate.probe import Kind, Probe, Split
 from whetherman_edge.gate.verdict import STEP_KINDS
 from whetherman_edge.profiles.risk import ALPHA, DELTA, look_level, needed_for
@@ -32,6 +33,12 @@ _CHARS_A_TOKEN: Final = 4
 _SHORT_TOKENS: Final = 512
 """A prompt of up to so many tokens is short; each doubling is a length class of its own, run after the shorter ones."""
 _SPARE: Final = 5
+BARREN_FAMILY_AFTER: Final = 6
+"""Lost probes of one family and kind of step, over several generators, before its untried ones are put off too."""
+FRUITFUL_SHARE: Final = 0.2
+"""Of a family's probes must not be lost; below it, the next generator of the family seldom is the one that bears."""
+ENOUGH_WEIGHT: Final = 0.2
+"""Of a kind of step that has its needed steps, while the other kind seeks its own."""
 FOCUS_WEIGHT: Final = 4.0
 """When the budget pays for one kind of step alone: two probes of three are for its proof, instead of every fourth."""
 _WEIGHTS: Final[Mapping[tuple[str, str], float]] = {
@@ -197,27 +204,33 @@ class Plan:
 
     def _weight(self, which: Stratum, needed: Mapping[Kind, int]) -> float:
         weight = _WEIGHTS[which.split, which.want]
+        has_enough = {kind: needed[kind] >= self.targets[kind] for kind in STEP_KINDS}
+        if has_enough[which.kind] and not all(has_enough.values()):
+            return ENOUGH_WEIGHT * weight
         if which.split != "calibrate" or which.want != "need":
             return weight
-        if needed[which.kind] >= self.targets[which.kind]:
+        if has_enough[which.kind]:
             return 0.5
         if self.focus is None or needed[self.focus] >= self.targets[self.focus]:
             return weight
         return FOCUS_WEIGHT * weight if which.kind == self.focus else 0.0
 
     def _barren(self, outcomes: Mapping[str, Outcome]) -> set[str]:
-        lost: dict[str, int] = {}
-        fruitful: set[str] = set()
-        for name, found in outcomes.items():
-            item = self.items.get(name)
-            if item is None:
-                continue
-            state: Label = label(found)
-            if state.state == "lost":
-                lost[item.probe.generator] = lost.get(item.probe.generator, 0) + 1
-            elif state.state != "open":
-                fruitful.add(item.probe.generator)
-        return {name for name, n in lost.items() if n >= BARREN_AFTER and name not in fruitful}
+        lost: Counter[str] = Counter()
+        fruitful: Counter[str] = Counter()
+        families: dict[tuple[str, Kind], set[str]] = {}
+        for name, item in self.items.items():
+            probe = item.probe
+            families.setdefault((probe.family, probe.kind), set()).add(probe.generator)
+            state = label(outcomes.get(name, Outcome())).state
+            if state != "open":
+                (lost if state == "lost" else fruitful)[probe.generator] += 1
+        barren = {name for name, n in lost.items() if n >= BARREN_AFTER and not fruitful[name]}
+        for generators in families.values():
+            n_lost, n_fruitful = (sum(counts[name] for name in generators) for counts in (lost, fruitful))
+            if n_lost >= BARREN_FAMILY_AFTER and n_fruitful < FRUITFUL_SHARE * (n_lost + n_fruitful):
+                barren |= {name for name in generators if not fruitful[name]}
+        return barren
 
 
 def stratum(item: Item) -> Stratum:
