@@ -26,18 +26,22 @@ from whetherman_edge.gate.verdict import LABELS
 BFCL: Final = ("irrelevance", "live_irrelevance", "simple_python", "live_relevance")
 
 
-def judged(gate: StaticGate, items: list[Item]) -> np.ndarray:
-    """(n, 4) probabilities."""
+def judged(gate: StaticGate, items: list[Item]) -> tuple[np.ndarray, np.ndarray]:
+    """((n, 4) probabilities, (n,) phases)."""
     cache = ToolCache()
-    return np.array([gate.judge(view(json.dumps(i["request"]).encode(), cache)).probabilities for i in items])
+    verdicts = [gate.judge(view(json.dumps(i["request"]).encode(), cache)) for i in items]
+    return np.array([one.probabilities for one in verdicts]), np.array([one.phase for one in verdicts])
 
 
 def measured(gate: StaticGate, items: list[Item]) -> dict[str, Any]:
     """Figures of one set, the clusters being dialogue sets where there are any."""
-    p = judged(gate, items)
+    p, phase = judged(gate, items)
     gold = np.array([LABELS.index(i["gold"]) for i in items])
     accept = np.array([[label in i["accept"] for label in LABELS] for i in items])
-    return figures(p, gold, accept, [str(i.get("set", i["id"])) for i in items], gate.default_tau)
+    tau = [
+        {label: one for label in LABELS[1:] if (one := at.at(label, "first")) is not None} for at in gate.default_tau
+    ]
+    return figures(p, gold, accept, phase, [str(i.get("set", i["id"])) for i in items], tau)
 
 
 def bfcl_figures(gate: StaticGate, folder: Path) -> dict[str, Any]:
@@ -49,7 +53,7 @@ def bfcl_figures(gate: StaticGate, folder: Path) -> dict[str, Any]:
         all_figures = measured(gate, items)
         kept = ("n", "acceptable", "false_skips" if bfcl.SETS[name] == ("ACT",) else "skipped")
         found[name] = {key: all_figures[key] for key in kept}
-        need[name] = judged(gate, items)[:, 0]
+        need[name] = judged(gate, items)[0][:, 0]
     for name, yes, no in (("simple_against_irrelevance", "simple_python", "irrelevance"),):
         score = np.concatenate([need[yes], need[no]])
         positive = np.arange(len(score)) < len(need[yes])

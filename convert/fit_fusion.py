@@ -25,7 +25,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from convert.gate_data import CACHE, DEV_FILES, TRAIN_FILES, Item, read_dialogues
-from convert.gate_metrics import FALSE_SKIPS_MAX, figures, fit_tau
+from convert.gate_metrics import FEW_TOOLS, Tau, figures, fit_operating_point
 from convert.kept_readings import key_of, read_all
 from convert.lora_corpus import HELD_OUT
 from convert.train_lora import DIALOGUE_MAX, POINTER_DIM, TOOLS_MAX
@@ -37,9 +37,9 @@ from whetherman_edge.backbone.worker import States, Worker, WorkerSettings
 from whetherman_edge.dialects.openai_chat import view
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.engine import Router
-from whetherman_edge.gate.features import PHASES, Extractor
+from whetherman_edge.gate.features import Extractor
 from whetherman_edge.gate.static_gate import StaticGate
-from whetherman_edge.gate.verdict import LABELS
+from whetherman_edge.gate.verdict import LABELS, PHASES
 
 F64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -49,10 +49,7 @@ ALPHA: Final = 32.0
 READINGS: Final = CACHE / "backbone-readings.npz"
 PATIENCE_S: Final = 3_600.0
 """A busy machine may need minutes for one chunk of a prompt."""
-MARGIN: Final = 0.9
 STRENGTH: Final = 0.1
-FEW: Final = 2
-"""Tools up to which first steps are reported on their own: the gate has little to go by there."""
 BAND_LOSS: Final = 0.01
 """Share of steps whose decision may differ from the fused one because the static stage was taken to be decisive."""
 
@@ -193,12 +190,12 @@ def cross_fitted(x: F64, phase: Ints, gold: Ints, weight: F64, source: Sequence[
     return p
 
 
-def band_of(static: F64, final: F64, tau: Mapping[str, float]) -> dict[str, float]:
+def band_of(static: F64, final: F64, phase: Ints, tau: Tau) -> dict[str, float]:
     """The band of static 1 - p(need) outside of which asking the backbone changes at most BAND_LOSS of the
     decisions.
     """
     skip = 1 - np.exp(static[:, 0])
-    act = 1 - final[:, 0] < min(tau.values(), default=2.0)
+    act = 1 - final[:, 0] < np.array([min(one.values(), default=2.0) for one in tau])[phase]
     low = 0.0
     for candidate in np.linspace(0.0, 0.9, 91):
         below = skip < candidate
@@ -268,22 +265,23 @@ def fuse(options: argparse.Namespace) -> None:
     x = joined(readings_of(options, unfused(raw), items), static_log_p)
     weight = np.ones(len(items))
     p = cross_fitted(x, phase, gold, weight, source)
-    later = np.array([not i["category"].startswith("first") for i in items])
-    tau = fit_tau(p, gold, accept, [~later, later], MARGIN * FALSE_SKIPS_MAX)
+    n_tools = np.array([len(i["request"].get("tools") or []) for i in items])
+    tau = fit_operating_point(p, gold, accept, phase, n_tools)
+    first = phase == 0
     clusters = [i["set"] for i in items]
     report: dict[str, Any] = {}
     alone = {"fused": p, "static": np.exp(static_log_p), "backbone": np.exp(x[:, :4])}
-    few = ~later & np.array([len(i["request"].get("tools") or []) <= FEW for i in items])
-    groups = {"all": np.ones(len(items), bool), "first": ~later, "few": few, "later": later}
+    groups = {"all": np.ones(len(items), bool), "first": first, "few": first & (n_tools <= FEW_TOOLS), "later": ~first}
+    groups |= {"turns": phase == 1, "results": phase == 2}
     for name in (*groups, *sorted(set(source))):
         rows = np.flatnonzero(groups.get(name, np.array(source) == name))
         for kind, q in alone.items():
-            some = figures(q[rows], gold[rows], accept[rows], [clusters[i] for i in rows], tau)
+            some = figures(q[rows], gold[rows], accept[rows], phase[rows], [clusters[i] for i in rows], tau)
             report.setdefault(name, {})[kind] = (
                 some if kind == "fused" else {k: some[k] for k in ("auroc_act", "macro_f1")}
             )
-    arrays = {**raw, **fit(x, phase, gold, weight), "route_fusion": np.array(options.route_fusion, np.float32)}
-    band = band_of(static_log_p, p, tau)
+    arrays = {**raw, **fit(x, phase, gold, weight)}
+    band = band_of(static_log_p, p, phase, tau)
     write(options, arrays, tau, band, report, gate.sha256, router.table.sha256)
     print(json.dumps({"tau": tau, "band": band, "figures": report}, indent=1))
 
@@ -291,7 +289,7 @@ def fuse(options: argparse.Namespace) -> None:
 def write(
     options: argparse.Namespace,
     arrays: Mapping[str, npt.NDArray[Any]],
-    tau: Mapping[str, float],
+    tau: Tau,
     band: Mapping[str, float],
     report: Mapping[str, Any],
     gate_sha256: str,
@@ -322,7 +320,7 @@ def write(
         "classes": list(LABELS),
         "tools_max": TOOLS_MAX,
         "dialogue_max": DIALOGUE_MAX,
-        "default_tau": {label: round(tau[label], 4) if label in tau else None for label in LABELS[1:]},
+        "default_tau": [{label: one.get(label) for label in LABELS[1:]} for one in tau],
         "ask_band": dict(band),
         "dev": dict(report),
     }
@@ -348,7 +346,6 @@ def main() -> None:
     fusion.add_argument("--n-layers", type=int, default=13)
     fusion.add_argument("--quantisation", default="q8_0")
     fusion.add_argument("--threads", type=int, default=1)
-    fusion.add_argument("--route-fusion", type=float, nargs=3, default=(1.0, 1.0, 1.0))
     fusion.add_argument("--out", type=Path, default=manifests.DEFAULT_PATH.parent)
     options = parser.parse_args()
     if options.verb == "adapter":

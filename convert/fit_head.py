@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
@@ -32,9 +33,8 @@ from whetherman_edge.backbone.worker import Worker, WorkerSettings
 from whetherman_edge.dialects.openai_chat import view
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.engine import Router, StaticEngine
-from whetherman_edge.gate.features import PHASES
 from whetherman_edge.gate.fusion import N_INPUTS
-from whetherman_edge.gate.verdict import LABELS
+from whetherman_edge.gate.verdict import LABELS, PHASES
 
 F32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
@@ -168,7 +168,6 @@ def main() -> None:
     save_file({"head_weight": weight.astype(np.float32), "head_bias": bias.astype(np.float32), **fusion()}, part)
     part.chmod(0o644)  # the library makes private files
     os.replace(part, heads)
-    tau = static.default_tau
     value = {
         "format": manifest.FORMAT,
         "version": manifest.VERSION,
@@ -185,7 +184,7 @@ def main() -> None:
         "classes": list(LABELS),
         "tools_max": TOOLS_MAX,
         "dialogue_max": DIALOGUE_MAX,
-        "default_tau": {"ANSWER": tau.answer, "ASK": tau.ask, "DECLINE": tau.decline},
+        "default_tau": msgspec.to_builtins(static.default_tau),
         "ask_band": ASK_BAND,
         "dev": figures,
     }

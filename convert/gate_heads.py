@@ -13,8 +13,8 @@ import numpy.typing as npt
 from scipy.sparse import csr_matrix
 
 from convert.gate_data import N_BUCKETS, Matrix
-from whetherman_edge.gate.features import PHASES
 from whetherman_edge.gate.heads import ALONE, LEFT, PROJECTED, PROJECTIONS, RIGHT, SCALAR_LIMIT
+from whetherman_edge.gate.verdict import PHASES
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

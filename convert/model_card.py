@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from whetherman_edge.gate.verdict import PHASES
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 ARTIFACTS: Final = ROOT / "whetherman_edge" / "artifacts"
 PAGE: Final = ROOT / "MODELS.md"
@@ -26,10 +28,14 @@ GROUPS: Final = {
     "held_out_domains": "held-out authors",
     "held_out_first_steps": "of these, first steps",
     "held_out_later_steps": "of these, later steps",
+    "held_out_turns": "of the later steps, those at a user turn",
+    "held_out_results": "of the later steps, those behind results",
     "all": "all of the below",
     "first": "of these, first steps",
     "few": "of the first steps, those beside one or two tools",
     "later": "of these, later steps",
+    "turns": "of the later steps, those at a user turn",
+    "results": "of the later steps, those behind results",
     "general": "a held-out author (`general`)",
     "steps": "a held-out author, multi-step (`steps`)",
 }
@@ -89,9 +95,12 @@ def backbone_table(manifest: Mapping[str, Any]) -> str:
     return HEADER + rows
 
 
-def tau_line(tau: Mapping[str, float | None]) -> str:
+def tau_line(tau: Sequence[Mapping[str, float | None]]) -> str:
     """The default operating point."""
-    return ", ".join(f"{label} {value:.3f}" for label, value in tau.items() if value is not None)
+    return "; ".join(
+        f"{phase} " + ", ".join(f"{label} {value:.3f}" for label, value in one.items() if value is not None)
+        for phase, one in zip(PHASES, tau, strict=True)
+    )
 
 
 def blocks() -> Mapping[str, str]:

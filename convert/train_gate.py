@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from convert import gate_heads as heads
 from convert.gate_data import (
     DEV_FILES,
     TRAIN_FILES,
+    Item,
     Matrix,
     matrix_of,
     open_scorer,
@@ -31,14 +33,13 @@ from convert.gate_data import (
     swapped_tools,
 )
 from convert.gate_few_tools import few_tools
-from convert.gate_metrics import FALSE_SKIPS_MAX, figures, fit_tau
+from convert.gate_metrics import BUDGETS, FALSE_SKIPS_MAX, Bools, Ints, figures, fit_operating_point
 from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, SCALAR_NAMES
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, FORMAT, VERSION
 from whetherman_edge.gate.verdict import LABELS
 
 N_FOLDS: Final = 4  # four authors each
 DENSE_SEEDS: Final = 1
-MARGIN: Final = 0.9  # thresholds aim at this share of FALSE_SKIPS_MAX: another agent's traffic is a new domain too
 
 F64 = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
@@ -84,10 +85,18 @@ def held_out(matrix: Matrix, fold: npt.NDArray[np.intp]) -> list[F64]:
     return out
 
 
-def steps(matrix: Matrix, rows: Rows) -> list[npt.NDArray[np.bool_]]:
-    """Masks over ``rows``: first steps, later steps."""
-    first = np.array([matrix.meta[i]["category"].startswith("first") for i in rows])
-    return [first, ~first]
+def held_out_report(
+    p: F64, gold: Ints, accept: Bools, phase: Ints, items: Sequence[Item]
+) -> tuple[list[dict[str, float]], dict[str, Any]]:
+    """(thresholds of each phase, figures at them) from held-out predictions ``p`` (n, 4) of ``items``."""
+    tau = fit_operating_point(p, gold, accept, phase, np.array([len(i["request"].get("tools") or []) for i in items]))
+    clusters = [i["set"] for i in items]
+    report: dict[str, Any] = {"held_out_domains": figures(p, gold, accept, phase, clusters, tau)}
+    parts = {"first_steps": phase == 0, "later_steps": phase > 0, "turns": phase == 1, "results": phase == 2}
+    for name, mask in parts.items():
+        some = [clusters[i] for i in np.flatnonzero(mask)]
+        report[f"held_out_{name}"] = figures(p[mask], gold[mask], accept[mask], phase[mask], some, tau)
+    return tau, report
 
 
 def blended(out: list[F64], matrix: Matrix, rows: Rows, fold: npt.NDArray[np.intp]) -> F64:
@@ -120,18 +129,14 @@ def main() -> None:
     rows = np.flatnonzero(matrix.kind == "dialogue")
     out = held_out(matrix, fold)
     p = blended(out, matrix, rows, fold)
-    gold, accept, groups = matrix.gold[rows], matrix.accept[rows], steps(matrix, rows)
-    tau = fit_tau(p, gold, accept, groups, MARGIN * FALSE_SKIPS_MAX)
-    clusters = [matrix.meta[i]["set"] for i in rows]
-    report: dict[str, Any] = {"held_out_domains": figures(p, gold, accept, clusters, tau)}
-    for name, mask in (("held_out_first_steps", groups[0]), ("held_out_later_steps", groups[1])):
-        report[name] = figures(p[mask], gold[mask], accept[mask], list(np.array(clusters)[mask]), tau)
+    gold, accept, phase = matrix.gold[rows], matrix.accept[rows], matrix.phase[rows]
+    tau, report = held_out_report(p, gold, accept, phase, [extended[i] for i in rows])
     fitted = fit_heads(matrix, np.flatnonzero(heads.item_weights(matrix) > 0))
     blend = heads.fit_blend([o[rows] for o in out], matrix, rows)
     for name in DEV_FILES:
         dev = matrix_of(read_dialogues(name), scorer, name)
         q = heads.probabilities(blend, head_logits(fitted, dev, np.arange(len(dev))), dev.phase)
-        report[name] = figures(q, dev.gold, dev.accept, [m["set"] for m in dev.meta], tau)
+        report[name] = figures(q, dev.gold, dev.accept, dev.phase, [m["set"] for m in dev.meta], tau)
     if options.keep:
         np.savez(options.keep, rows=rows, gold=gold, accept=accept, p=p, heads=np.stack([o[rows] for o in out]))
     write(options.out, fitted, blend, tau, report, scorer.table.sha256)
@@ -142,7 +147,7 @@ def write(
     path: Path,
     fitted: dict[str, Any],
     blend: heads.Arrays,
-    tau: dict[str, float],
+    tau: Sequence[Mapping[str, float]],
     report: dict[str, Any],
     router_sha256: str,
 ) -> None:
@@ -164,8 +169,8 @@ def write(
         "dense": list(DENSE_BLOCKS),
         "ngram_fields": NGRAM_FIELDS,
         "scalars": list(SCALAR_NAMES),
-        "default_tau": {label: round(value, 4) for label, value in tau.items()},
-        "false_skips_target": MARGIN * FALSE_SKIPS_MAX,
+        "default_tau": list(tau),
+        "false_skips_targets": [budget * FALSE_SKIPS_MAX for budget in BUDGETS],
         "figures": report,
     }
     path.with_suffix(".json").write_text(json.dumps(manifest, indent=1) + "\n")

@@ -118,6 +118,7 @@ async def test_a_worker_that_fails_leaves_the_static_verdict(opened, static, mod
         ({"gate": "a" * 64}, "fitted on static gate"),
         ({"router": "a" * 64}, "fitted on router"),
         ({"layer": 99}, "below n_layers"),
+        ({"default_tau": [{"ANSWER": 0.5}]}, "3 phases"),
         ({"arrays_of": arrays(head_weight=np.full((4, 8), np.nan, np.float32))}, "finite"),
         ({"arrays_of": arrays(fusion_weights=np.zeros((3, 9, 4), np.float32))}, "fusion"),
     ],
@@ -134,7 +135,7 @@ async def test_an_artifact_that_does_not_fit_leaves_the_static_stage(opened, sta
 
 async def test_each_stage_has_its_own_operating_point(opened, static):
     engine = opened("auto")
-    assert (engine.default_tau.answer, engine.default_tau.ask) == (0.5, None)
+    assert [(tau.answer, tau.ask) for tau in engine.default_tau] == [(0.5, None)] * 3
     assert engine.fallback_tau == static.default_tau
 
 
@@ -180,37 +181,66 @@ async def test_under_a_profile_the_band_is_on_its_own_p_need(opened, static):
 OPTIONS = {"alpha": "First.", "beta": "Second.", "gamma": None}
 
 
-async def test_a_choice_of_tools_is_put_to_the_pointer_when_the_router_is_unsure(opened, router):
+def matching(*names: str) -> FakeWorker:
+    """A worker that finds the first of these tools to fit best, then the next."""
     worker = FakeWorker()
-    worker.last = np.zeros(8, np.float32)
-    worker.last[1] = 5.0
+    for place, name in enumerate(names):
+        worker.lasts[name] = np.ones(8, np.float32)
+        worker.lasts[name][5] = 8.0 - 3 * place
+    return worker
+
+
+async def test_a_choice_of_tools_is_put_to_the_backbone_when_the_router_is_unsure(opened, router):
+    worker = matching("gamma", "beta", "alpha")
     engine = opened("auto", worker)
     first = await router.route("something else entirely", OPTIONS)
     choice = await engine.chooser.second_opinion("something else entirely", OPTIONS, first, time.monotonic() + 3600)
-    assert choice.choice == "beta"
+    assert choice.choice == "gamma"
     assert list(choice.probabilities) == list(OPTIONS)
     assert sum(choice.probabilities.values()) == pytest.approx(1.0)
-    assert choice.confidence == choice.probabilities["beta"]
+    assert choice.confidence == choice.probabilities["gamma"]
+    assert sorted(prompt.tool_names for prompt in worker.prompts) == [("alpha",), ("beta",), ("gamma",)]
     sure = msgspec.structs.replace(first, confidence=0.95)
     assert await engine.chooser.second_opinion("x", OPTIONS, sure, 0.0) == sure
-    assert len(worker.prompts) == 1
+    assert len(worker.prompts) == 3
     always = Chooser("gemma", engine.stage)
-    assert (await always.second_opinion("x", OPTIONS, sure, time.monotonic() + 3600)).choice == "beta"
+    assert (await always.second_opinion("x", OPTIONS, sure, time.monotonic() + 3600)).choice == "gamma"
 
 
-async def test_a_pointer_without_weight_is_not_asked(opened, router, static):
+async def test_only_the_likeliest_tools_are_read_and_the_others_keep_their_probability(opened, router):
+    many = {f"tool_{n}": f"Does number {n} of many things." for n in range(engines.CANDIDATES + 5)}
+    engine = opened("gemma", worker := FakeWorker())
+    first = await router.route("number seven", many)
+    choice = await engine.chooser.second_opinion("number seven", many, first, time.monotonic() + 3600)
+    likeliest = sorted(many, key=lambda name: -first.probabilities[name])[: engines.CANDIDATES]
+    assert [prompt.tool_names[0] for prompt in worker.prompts] == likeliest
+    for name in set(many) - set(likeliest):
+        assert choice.probabilities[name] == first.probabilities[name]
+    assert sum(choice.probabilities.values()) == pytest.approx(1.0)
+
+
+async def test_what_was_read_in_time_is_put_in_order_and_nothing_is_asked_that_would_come_late(opened, router):
+    end_s = time.monotonic() + 3600
+    engine = opened("gemma", worker := matching("alpha", "beta", "gamma"))
+    first = await router.route("something else entirely", OPTIONS)
+    shown = iter((0.0, 0.4, 0.4, 0.8, 0.8))  # each takes 0.4 s of the one that there is
+    chooser = Chooser("gemma", engine.stage, lambda: end_s - 1.0 + next(shown))
+    choice = await chooser.second_opinion("something else entirely", OPTIONS, first, end_s)
+    left = min(first.probabilities, key=lambda name: first.probabilities[name])
+    assert len(worker.prompts) == 2
+    assert choice.probabilities[left] == first.probabilities[left]
+    assert choice.probabilities != first.probabilities
+
+
+async def test_without_a_match_head_nothing_is_asked(opened, router, static):
     worker = FakeWorker()
-    heads = arrays(route_fusion=np.array([0.0, 1.0, 1.0], np.float32))
-    engine = opened("gemma", worker, arrays_of=heads)
+    engine = opened("gemma", worker, arrays_of=arrays(match_state=None))
     choice = await router.route("something else entirely", OPTIONS)
     assert await engine.chooser.second_opinion("x", OPTIONS, choice, time.monotonic() + 3600) == choice
     assert worker.prompts == []
-    verdict = await judged(engine)
+    verdict, alone = await judged(engine), static.judge(CHAT, 0.0)
     assert verdict.engine == "gemma"
-    assert (verdict.tool, verdict.tool_probability) == (
-        static.judge(CHAT, 0.0).tool,
-        static.judge(CHAT, 0.0).tool_probability,
-    )
+    assert (verdict.tool, verdict.tool_probability) == (alone.tool, alone.tool_probability)
 
 
 @pytest.mark.parametrize("mode", ["hang", "broken", "dead"])
@@ -220,12 +250,9 @@ async def test_a_choice_without_an_answer_in_time_is_the_router_s(opened, router
     assert await engine.chooser.second_opinion("x", OPTIONS, first, 0.0) == first
 
 
-def test_a_chooser_needs_a_pointer_head_and_weights(opened, router, monkeypatch):
-    bare = arrays(
-        pointer_query=None, pointer_key=None, pointer_none_weight=None, pointer_none_bias=None, route_fusion=None
-    )
-    opened("auto", arrays_of=bare)
-    with pytest.raises(EnvironmentFault, match="no pointer head that helps"):
+def test_a_chooser_needs_a_match_head_and_weights(opened, router, monkeypatch):
+    opened("auto", arrays_of=arrays(match_state=None))
+    with pytest.raises(EnvironmentFault, match="no match head"):
         open_chooser("auto", router.table.sha256)
     opened("auto")
 

@@ -16,12 +16,13 @@ from whetherman_edge.dialects.chat import ChatView, Message, Tool
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.engine import Router, StagedEngine, StaticEngine, open_engine
 from whetherman_edge.errors import ArtifactError, ProfileError, ProfileNotFound
+from whetherman_edge.gate.operating_point import NEVER
 from whetherman_edge.gate.policy import PolicySettings
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.profiles import field, suggestions
 from whetherman_edge.profiles.payoff import in_order
-from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.profiles.schema import Profile
 from whetherman_edge.profiles.store import ProfileStore
 from whetherman_edge.proxy.breaker import FAILURES_MAX, Breaker
 from whetherman_edge.proxy.gating import Gating, Judge
@@ -43,7 +44,7 @@ class MissingEngine:
     """The judge of an installation whose artifacts are missing or broken: every request passes as ``model_missing``."""
 
     fused_names: tuple[str, ...] = ()
-    default_tau = Tau()
+    default_tau = NEVER
 
     def __init__(self, fault: str) -> None:
         self._fault = fault

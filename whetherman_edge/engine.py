@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from whetherman_edge.backbone import install
 from whetherman_edge.backbone.head import Heads, open_heads
@@ -23,23 +23,25 @@ from whetherman_edge.backbone.stage import Breaker, NoBreaker, Outcome, Stage
 from whetherman_edge.backbone.worker import Worker, WorkerSettings
 from whetherman_edge.dialects.chat import ChatView, Message, Parameter, Tool
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
-from whetherman_edge.gate.fusion import Fusion, Opinion, route_logits
+from whetherman_edge.gate.fusion import Fusion, Opinion
+from whetherman_edge.gate.operating_point import NEVER, OperatingPoint, read_operating_point
 from whetherman_edge.gate.policy import calibrated
 from whetherman_edge.gate.static_gate import FUSED_NAMES, StaticGate, packaged_sha256
 from whetherman_edge.gate.verdict import Verdict
 from whetherman_edge.kernels import load
-from whetherman_edge.profiles.schema import Profile, Tau, check_engine, check_features
+from whetherman_edge.profiles.schema import Profile, check_engine, check_features
 from whetherman_edge.router.card import cards_of
-from whetherman_edge.router.decision import Choice
-from whetherman_edge.router.scorer import Scorer, softmax
+from whetherman_edge.router.decision import Choice, reordered
+from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import RouterTable
 
 # Options embedded in one go: 16 new ones take about a millisecond, 255 would hold every other request for 20.
 ROUTE_PORTION = 16
 # A list of more tools than this is read in portions the first time: 1,000 would hold every other request for 0.2 s.
 TOOLS_AT_ONCE = 96
-# Choices of tools that the ToolRouter is less sure of are put to the backbone too.
+# Choices of tools that the ToolRouter is less sure of are put to the backbone too, this many of their likeliest tools.
 ROUTE_ASK_BELOW = 0.9
+CANDIDATES = 6
 # Decoding is memory-bound: a fifth core adds little, and the agent's own model server wants some.
 BACKBONE_THREADS_MAX = 4
 
@@ -78,8 +80,7 @@ class StaticEngine:
         self._gate = StaticGate.open(router.scorer, router.kernels, None)
         self.sha256 = self._gate.sha256
         self.fused_names = FUSED_NAMES
-        tau = self._gate.default_tau
-        self.default_tau = Tau(answer=tau.get("ANSWER"), ask=tau.get("ASK"), decline=tau.get("DECLINE"))
+        self.default_tau = self._gate.default_tau
 
     def judge(
         self, chat: ChatView, _deadline_s: float, _profile: Profile | None = None
@@ -108,31 +109,40 @@ class StaticEngine:
 
 
 class Chooser:
-    """Which tool, by the ToolRouter and the pointer head together. ``name``: "gemma" or "auto"."""
+    """Which tool, by the ToolRouter and the backbone together. ``name``: "gemma" or "auto".
 
-    def __init__(self, name: str, stage: Stage) -> None:
+    The backbone reads the likeliest tools one by one, each as the only tool of a request of one turn: whether a tool is
+    needed is then whether that tool fits, which it was trained to tell. All of them in one prompt do not work: the
+    states of tool lines do not hold what a tool is for (MODELS.md).
+    """
+
+    def __init__(self, name: str, stage: Stage, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._stage = stage
+        self._clock = clock
 
     async def second_opinion(self, query: str, options: Mapping[str, Any], choice: Choice, deadline_s: float) -> Choice:
-        """The ToolRouter's ``choice`` put together with the pointer head's; unchanged where that says nothing in time.
+        """The ToolRouter's ``choice``, its likeliest tools put in a new order by how well each fits; as it is where
+        fewer than two were read in time.
 
         "auto" asks only about choices that the ToolRouter is unsure of. ``options``: as ``Router.route`` took them.
         """
-        weights = self._stage.route_fusion
-        if weights is None or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
+        weight = self._stage.match_router
+        if weight is None or (self._name == "auto" and choice.confidence >= ROUTE_ASK_BELOW):
             return choice
-        reading = await self._stage.read(chat_of(query, options), deadline_s)
-        if reading is None:
-            return choice
-        pointer = dict(zip(reading.tool_names, reading.tool_logits.tolist(), strict=True))
-        if len(pointer) < len(choice.probabilities):  # more tool lines than the prompt has room for
-            return choice
-        names = list(choice.probabilities)
-        static = np.log(np.maximum(list(choice.probabilities.values()), 1e-12))
-        p = softmax(route_logits([pointer[name] for name in names], static, weights))
-        best = int(p.argmax())
-        return Choice(names[best], dict(zip(names, p.tolist(), strict=True)), float(p[best]))
+        likeliest = sorted(choice.probabilities, key=lambda name: -choice.probabilities[name])[:CANDIDATES]
+        matches: dict[str, float] = {}
+        longest_s = 0.0
+        for chat in chats_of(query, options, likeliest):
+            started_s = self._clock()
+            if started_s + longest_s > deadline_s:  # it would come late, which the stage takes for a fault
+                break
+            reading = await self._stage.read(chat, deadline_s)
+            if reading is None:
+                break
+            matches[chat.tools[0].name] = reading.match
+            longest_s = max(longest_s, self._clock() - started_s)
+        return reordered(choice, matches, weight)
 
     def close(self) -> None:
         """End the stage."""
@@ -144,11 +154,18 @@ class StagedEngine:
 
     A judge that answers at once where the static stage suffices, else within the deadline: with the fused verdict, or
     with the static one, marked as a fallback, when the backbone is late, resting or not there. ``name``: "gemma" or
-    "auto". ``stage`` None: the backbone's artifact cannot be used, ``fault`` says why.
+    "auto". ``default_tau``: the backbone's operating point. ``stage`` None: the backbone's artifact cannot be used,
+    ``fault`` says why.
     """
 
     def __init__(
-        self, name: str, static: StaticEngine, stage: Stage | None, fusion: Fusion | None, fault: str = ""
+        self,
+        name: str,
+        static: StaticEngine,
+        stage: Stage | None,
+        fusion: Fusion | None,
+        fault: str = "",
+        default_tau: OperatingPoint = NEVER,
     ) -> None:
         self.name = name
         self.static = static
@@ -161,8 +178,8 @@ class StagedEngine:
         self.chooser = Chooser(name, stage) if stage is not None else None
         self._low, self._high = 0.0, 1.0
         if stage is not None:
-            tau, band = stage.manifest.default_tau, stage.manifest.ask_band
-            self.default_tau = Tau(answer=tau.answer, ask=tau.ask, decline=tau.decline)
+            band = stage.manifest.ask_band
+            self.default_tau = default_tau
             if name == "auto":
                 self._low, self._high = band.low, band.high
 
@@ -217,9 +234,7 @@ class StagedEngine:
             return msgspec.structs.replace(static, fallback=True)
         opinion = Opinion(reading.log_p)
         if len(reading.tool_p):
-            best = int(reading.tool_p.argmax())
-            tool = reading.tool_names[best] if stage.route_fusion is not None else ""
-            opinion = Opinion(reading.log_p, float(reading.tool_p[best]), reading.none_p, tool)
+            opinion = Opinion(reading.log_p, float(reading.tool_p.max()), reading.none_p)
         return fusion.verdict(static, opinion)
 
     def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:
@@ -260,10 +275,11 @@ def open_engine(
         manifest.check_stages(static.sha256, router_sha256)
         heads = open_heads(manifest)
         fusion = Fusion(heads.fusion_weights, heads.fusion_bias)
+        default_tau = read_operating_point(msgspec.to_builtins(manifest.default_tau))
     except (ArtifactError, ValueError) as exc:
         return StagedEngine(name, static, None, None, str(exc))
     stage = _stage(manifest, heads, name, breaker or NoBreaker(), count, threads, keep_prefixes)
-    return StagedEngine(name, static, stage, fusion)
+    return StagedEngine(name, static, stage, fusion, default_tau=default_tau)
 
 
 def open_chooser(name: str, router_sha256: str) -> Chooser:
@@ -271,8 +287,8 @@ def open_chooser(name: str, router_sha256: str) -> Chooser:
     manifest = read_manifest()
     manifest.check_stages(manifest.gate_static_sha256, router_sha256)
     heads = open_heads(manifest)
-    if heads.route_fusion is None:  # loading weights for it would cost seconds
-        raise ArtifactError("the backbone artifact has no pointer head that helps to say which tool")
+    if not heads.has_match:  # loading weights for it would cost seconds
+        raise ArtifactError("the backbone artifact has no match head, which says how well a tool fits")
     stage = _stage(manifest, heads, name, NoBreaker(), lambda _outcome: None, 0, False)
     stage.start()
     fault = stage.settled()
@@ -323,11 +339,10 @@ def n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def chat_of(query: str, options: Mapping[str, Any]) -> ChatView:
-    """Options of a choice as the tools of a dialogue of one turn."""
-    tools = tuple(
-        Tool(card.name, card.description, tuple(Parameter(name) for name in card.parameters), card.key)
-        for card in cards_of(options)
-    )
-    key = b"".join(tool.key for tool in tools)
-    return ChatView("route", "", (Message("user", query),), tools, key)
+def chats_of(query: str, options: Mapping[str, Any], names: Iterable[str]) -> Iterator[ChatView]:
+    """A dialogue of one turn and one tool for each of these options. Raises RequestError."""
+    cards = {card.name: card for card in cards_of(options)}
+    for name in names:
+        card = cards[name]
+        tool = Tool(card.name, card.description, tuple(Parameter(one) for one in card.parameters), card.key)
+        yield ChatView("route", "", (Message("user", query),), (tool,), tool.key)

@@ -43,6 +43,21 @@ def test_the_numbers_are_the_contract_s(seed):
     assert p.sum() + none == pytest.approx(1.0)
 
 
+@given(st.integers(0, 1000))
+def test_a_match_is_a_readout_of_the_state_and_of_the_classes(seed):
+    rng = np.random.default_rng(seed)
+    raw, h = random_arrays(seed), rng.normal(size=WIDTH).astype(np.float32) * 50
+    heads = Heads(raw)
+    expected = raw["match_state"] @ normalised(h) + raw["match_classes"] @ np.array(heads.log_probabilities(h))
+    assert heads.match(h) == pytest.approx(expected, abs=1e-4)
+    assert heads.match_router == pytest.approx(raw["match_router"][0])
+
+
+def test_without_a_match_head_nothing_matches():
+    heads = Heads(arrays(match_state=None, match_classes=None, match_router=None))
+    assert (heads.has_match, heads.match_router, heads.match(np.ones(WIDTH, np.float32))) == (False, 0.0, 0.0)
+
+
 def test_the_scale_of_a_state_does_not_count():
     h = np.random.default_rng(1).normal(size=WIDTH).astype(np.float32) * 30
     assert normalised(h) == pytest.approx(normalised(h * 7), abs=1e-4)
@@ -59,12 +74,9 @@ def test_huge_logits_stay_finite():
 
 
 def test_without_a_pointer_or_tools_nothing_is_pointed_at():
-    bare = arrays(
-        pointer_query=None, pointer_key=None, pointer_none_weight=None, pointer_none_bias=None, route_fusion=None
-    )
+    bare = arrays(pointer_query=None, pointer_key=None, pointer_none_weight=None, pointer_none_bias=None)
     heads = Heads(bare)
     assert heads.point(np.ones(WIDTH, np.float32), np.eye(3, WIDTH, dtype=np.float32)) is None
-    assert heads.route_fusion is None
     assert Heads(arrays()).point(np.ones(WIDTH, np.float32), np.zeros((0, WIDTH), np.float32)) is None
 
 
@@ -77,6 +89,8 @@ def test_a_state_that_is_not_finite_is_an_error(bad):
         heads.log_probabilities(h)
     with pytest.raises(ValueError, match="finite"):
         heads.point(h, np.eye(2, WIDTH, dtype=np.float32))
+    with pytest.raises(ValueError, match="finite"):
+        heads.match(h)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +103,10 @@ def test_a_state_that_is_not_finite_is_an_error(bad):
         {"pointer_key": np.zeros((2, WIDTH), np.float32)},
         {"pointer_none_weight": np.zeros(WIDTH + 1, np.float32)},
         {"fusion_bias": np.zeros((2, 4), np.float32)},
-        {"route_fusion": np.zeros(2, np.float32)},
+        {"match_state": np.zeros(WIDTH + 1, np.float32)},
+        {"match_classes": np.zeros(3, np.float32)},
+        {"match_router": None},
+        {"match_router": np.array([np.nan], np.float32)},
     ],
 )
 def test_arrays_that_cannot_be_right_are_refused(tmp_path, changed):

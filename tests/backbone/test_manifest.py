@@ -16,7 +16,8 @@ from whetherman_edge.errors import ArtifactError
 def test_what_is_written_is_read(tmp_path):
     found = read_manifest(write_artifact(tmp_path))
     assert (found.base.name, found.layer, found.n_layers, found.quantisation) == ("gemma-3-270m", 3, 5, "q8_0")
-    assert (found.default_tau.answer, found.default_tau.ask, found.ask_band.high) == (0.5, None, 1.0)
+    assert [(tau.answer, tau.ask) for tau in found.default_tau] == [(0.5, None)] * 3
+    assert found.ask_band.high == 1.0
     assert found.adapter_path is None
     assert hashlib.sha256(found.read_heads()).hexdigest() == found.heads.sha256
 
@@ -27,14 +28,16 @@ ADAPTER = {"file": "a.safetensors", "sha256": SHA256, "r": 16, "alpha": 32.0, "r
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"format": "other"}, "expected whetherman-backbone version 2"),
-        ({"version": 3}, "version 3"),
+        ({"format": "other"}, "expected whetherman-backbone version 3"),
+        ({"version": 99}, "version 99"),
         ({"classes": ["ANSWER", "ACT", "ASK", "DECLINE"]}, "the classes"),
         ({"layer": 5}, "below n_layers"),
         ({"layer": -1}, "below n_layers"),
         ({"ask_band": {"low": 0.9, "high": 0.2}}, "ask_band"),
         ({"ask_band": {"low": 0.0, "high": 1.5}}, "ask_band"),
-        ({"default_tau": {"ANSWER": 1.5}}, "default_tau"),
+        ({"default_tau": [{"ANSWER": 1.5}, {}, {}]}, "default_tau"),
+        ({"default_tau": [{"ANSWER": {"first": 0.5}}, {}, {}]}, "not a manifest of this version"),
+        ({"default_tau": {"ANSWER": 0.5}}, "not a manifest of this version"),
         ({"base": {"name": "x", "sha256": "short"}}, "64 lower-case"),
         ({"heads": {"file": "../up.safetensors", "sha256": SHA256}}, "plain file names"),
         ({"adapter": {**ADAPTER, "r": 0}}, "rank"),

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -209,9 +210,16 @@ def test_stopping_ends_the_worker_and_the_thread(opened):
 
 
 async def test_without_a_pointer_head_no_tool_is_named(opened):
-    bare = arrays(
-        pointer_query=None, pointer_key=None, pointer_none_weight=None, pointer_none_bias=None, route_fusion=None
-    )
+    bare = arrays(pointer_query=None, pointer_key=None, pointer_none_weight=None, pointer_none_bias=None)
     stage = opened(FakeWorker(), arrays_of=bare)
     reading = await stage.read(CHAT, soon())
-    assert (reading.tool_names, len(reading.tool_p), stage.route_fusion) == ((), 0, None)
+    assert (reading.tool_names, len(reading.tool_p)) == ((), 0)
+
+
+async def test_only_a_request_with_one_tool_has_a_match(opened):
+    stage = opened(FakeWorker())
+    alone = msgspec.structs.replace(CHAT, tools=CHAT.tools[:1], toolset_key=b"one")
+    assert (await stage.read(alone, soon())).match != 0.0
+    assert (await stage.read(CHAT, soon())).match == 0.0
+    assert stage.match_router == 0.5
+    assert opened(FakeWorker(), arrays_of=arrays(match_state=None)).match_router is None

@@ -24,13 +24,14 @@ class FakeWorker:
     """``mode``: answer, hang (until ``release``), dead, full, broken (decoding fails),
     long (the prompt does not fit).
 
-    ``last``: the state it answers with. ``unopened``: what ``start`` raises.
+    ``last``: the state it answers with; ``lasts``: by the name of the only tool. ``unopened``: what ``start`` raises.
     """
 
     def __init__(self, path: Path = Path("weights.gguf"), mode: str = "answer") -> None:
         self.path, self.mode = path, mode
         self.unopened: Exception | None = None
         self.last = np.arange(WIDTH, dtype=np.float32)
+        self.lasts: dict[str, np.ndarray] = {}
         self.counts = Counts()
         self.waiting = 0
         self.prompts: list[Prompt] = []
@@ -67,7 +68,8 @@ class FakeWorker:
 
     def states(self, prompt: Prompt) -> States:
         tools = np.eye(WIDTH, dtype=np.float32)[: len(prompt.tool_names)]
-        return States(self.last, tools, prompt.tool_names, 10, 4)
+        alone = prompt.tool_names[0] if len(prompt.tool_names) == 1 else ""
+        return States(self.lasts.get(alone, self.last), tools, prompt.tool_names, 10, 4)
 
     def release(self) -> None:
         """Answer what was held, as a worker does that was only slow."""
@@ -84,7 +86,9 @@ class FakeWorker:
 
 
 def arrays(**changed) -> dict[str, np.ndarray]:
-    """Heads of width WIDTH: class k's logit is x[k], the fusion takes the backbone's word, tool k's logit is x[k]."""
+    """Heads of width WIDTH: class k's logit is x[k], the fusion takes the backbone's word, tool k's logit is x[k], a
+    match is x[5] and the log-probability of ACT, the router's counts half.
+    """
     fusion = np.zeros((3, 10, 4), np.float32)
     fusion[:, :4, :] = np.eye(4)
     found = {
@@ -96,7 +100,9 @@ def arrays(**changed) -> dict[str, np.ndarray]:
         "pointer_none_bias": np.zeros(1, np.float32),
         "fusion_weights": fusion,
         "fusion_bias": np.zeros((3, 4), np.float32),
-        "route_fusion": np.array([10.0, 0.0, 0.0], np.float32),
+        "match_state": np.eye(1, WIDTH, 5, dtype=np.float32)[0],
+        "match_classes": np.array([1.0, 0.0, 0.0, 0.0], np.float32),
+        "match_router": np.array([0.5], np.float32),
         **changed,
     }
     return {name: array for name, array in found.items() if array is not None}
@@ -122,7 +128,7 @@ def write_artifact(folder: Path, *, gate: str = SHA256, router: str = SHA256, ar
         "classes": ["ACT", "ANSWER", "ASK", "DECLINE"],
         "tools_max": 3072,
         "dialogue_max": 1536,
-        "default_tau": {"ANSWER": 0.5, "ASK": None, "DECLINE": 0.5},
+        "default_tau": [{"ANSWER": 0.5, "ASK": None, "DECLINE": 0.5}] * 3,
         "ask_band": {"low": 0.0, "high": 1.0},
         "dev": {},
         **changed,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
+from whetherman_edge.gate.operating_point import NEVER
 from whetherman_edge.gate.verdict import LABELS, Label, Verdict
-from whetherman_edge.profiles.schema import Tau
 
 
 def verdict(label: Label = "ACT", p: float = 0.97, engine: str = "static") -> Verdict:
@@ -29,7 +29,7 @@ class ScriptedJudge:
         self.released = asyncio.Event()
         self.probabilities: Mapping[str, float] = {}
         self.fused_names: tuple[str, ...] = ()
-        self.default_tau = Tau()
+        self.default_tau = NEVER
 
     async def judge(self, chat: ChatView, deadline_s: float, profile=None) -> Verdict:
         self.views.append(chat)

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from whetherman_edge.gate.features import PHASES
-from whetherman_edge.gate.fusion import N_INPUTS, Fusion, Opinion, route_logits
-from whetherman_edge.gate.verdict import Verdict
+from whetherman_edge.gate.fusion import N_INPUTS, Fusion, Opinion
+from whetherman_edge.gate.verdict import PHASES, Verdict
 
 P = (0.4, 0.3, 0.2, 0.1)
 LOG_P = tuple(math.log(p) for p in P)
@@ -60,13 +59,6 @@ def test_each_phase_has_its_own_layer_and_the_pointer_counts():
     assert pointing.verdict(static(), Opinion(OTHER, 0.1, 0.9)).label == "DECLINE"
 
 
-def test_the_pointer_names_the_tool_where_there_is_one():
-    fusion = fusion_of(1, 1)
-    assert fusion.verdict(static(), Opinion(OTHER)).tool == "static_tool"
-    got = fusion.verdict(static(), Opinion(OTHER, 0.8, 0.1, "pointed"))
-    assert (got.tool, got.tool_probability) == ("pointed", 0.8)
-
-
 @pytest.mark.parametrize("log_p", [(math.nan, 0.0, 0.0, 0.0), (-math.inf, 0.0, 0.0, 0.0)])
 def test_what_is_not_finite_is_an_error(log_p):
     with pytest.raises(ValueError, match="finite"):
@@ -77,8 +69,3 @@ def test_what_is_not_finite_is_an_error(log_p):
 def test_other_shapes_are_refused(shape):
     with pytest.raises(ValueError, match="fusion"):
         Fusion(np.zeros(shape, np.float32), np.zeros((3, 4), np.float32))
-
-
-def test_a_route_is_a_weighted_sum():
-    got = route_logits([1.0, 2.0], np.array([10.0, 20.0]), (2.0, 0.5, 9.0))
-    assert got.tolist() == [7.0, 14.0]

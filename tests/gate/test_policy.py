@@ -27,7 +27,7 @@ from whetherman_edge.gate.verdict import Decision, Label, Verdict
 from whetherman_edge.profiles.payoff import ToolCost, in_order
 from whetherman_edge.profiles.schema import ByKind, Profile, Tau
 
-SETTINGS = PolicySettings(fused_names=("best", "overlap"), default_tau=Tau(answer=0.9, ask=0.9, decline=None))
+SETTINGS = PolicySettings(fused_names=("best", "overlap"), default_tau=(Tau(answer=0.9, ask=0.9, decline=None),) * 3)
 ASKED = chat_of(user("What is the weather like?"))
 NON_ACT: tuple[Label, ...] = ("ANSWER", "ASK", "DECLINE")
 
@@ -69,6 +69,16 @@ def test_the_threshold_is_on_one_minus_p_need_not_on_the_class() -> None:
     split = Verdict(probabilities=(0.08, 0.47, 0.45, 0.0), engine="static")
     assert decided(split).label == "ANSWER"
     assert decided(msgspec.structs.replace(split, probabilities=(0.11, 0.5, 0.39, 0.0))).label == "ACT"
+
+
+@pytest.mark.parametrize(("phase", "label"), [(0, "ANSWER"), (1, "ACT"), (2, "ACT")])
+def test_without_a_profile_each_phase_has_its_threshold(phase: int, label: Label) -> None:
+    point = (Tau(answer=0.9), Tau(answer=0.99), Tau())
+    settings = msgspec.structs.replace(SETTINGS, default_tau=point, fallback_tau=point[::-1])
+    verdict = msgspec.structs.replace(verdict_of("ANSWER", 0.94), phase=phase)
+    assert decided(verdict, settings=settings).label == label
+    stands_in = msgspec.structs.replace(verdict, phase=2 - phase, fallback=True)
+    assert decided(stands_in, settings=settings).label == label
 
 
 def test_a_profiles_layer_and_thresholds_replace_the_defaults() -> None:

@@ -19,9 +19,8 @@ from whetherman_edge.errors import ArtifactError
 from whetherman_edge.gate.features import SCALAR_NAMES
 from whetherman_edge.gate.policy import PolicySettings, SessionState, decide
 from whetherman_edge.gate.static_gate import DEFAULT_PATH, FUSED_NAMES, StaticGate
-from whetherman_edge.gate.verdict import LABELS, Verdict
+from whetherman_edge.gate.verdict import LABELS, PHASES, Verdict
 from whetherman_edge.kernels import load
-from whetherman_edge.profiles.schema import Tau
 from whetherman_edge.router.scorer import Scorer
 from whetherman_edge.router.table import RouterTable
 
@@ -113,10 +112,10 @@ def test_odd_views_get_a_verdict(gate: StaticGate) -> None:
         assert sum(gate.judge(chat).probabilities) == pytest.approx(1.0)
 
 
-def test_thresholds_are_of_the_three_other_decisions(gate: StaticGate) -> None:
-    assert set(gate.default_tau) <= set(LABELS) - {"ACT"}
-    assert gate.default_tau
-    assert all(0.25 < tau < 1.0 for tau in gate.default_tau.values())
+def test_each_phase_has_thresholds_of_the_three_other_decisions(gate: StaticGate) -> None:
+    assert len(gate.default_tau) == len(PHASES)
+    for tau in gate.default_tau:
+        assert all(isinstance(one, float) and 0.25 < one < 1.0 for one in (tau.answer, tau.ask, tau.decline))
 
 
 def test_the_manifest_says_what_was_measured() -> None:
@@ -152,8 +151,7 @@ def test_d03_a_greeting_with_forty_one_tools(gate: StaticGate) -> None:
 def test_d05_prose_history_does_not_hide_an_action(gate: StaticGate) -> None:
     """Three words without a verb are a close call for the static stage; what counts: the tool is not withheld."""
     chat = chat_of(user("lamp on"), says("Turned on"), user("kitchen light on"), tools=[TURN_ON])
-    tau = gate.default_tau
-    settings = PolicySettings(default_tau=Tau(answer=tau["ANSWER"], ask=tau["ASK"], decline=tau["DECLINE"]))
+    settings = PolicySettings(default_tau=gate.default_tau)
     assert decide(gate.judge(chat), chat, None, SessionState(), settings).label == "ACT"
 
 
@@ -201,9 +199,10 @@ def test_another_router(scorer: Scorer, copied: Path) -> None:
         {"classes": ["ACT"]},
         {"scalars": []},
         {"ngram_fields": {}},
-        {"default_tau": {"ANSWER": 7.0}},
+        {"default_tau": [{"ANSWER": 7.0}, {}, {}]},
+        {"default_tau": [{"ANSWER": 0.9}]},
         {"default_tau": None},
-        {"default_tau": {"ANSWER": "high"}},
+        {"default_tau": [{"ANSWER": "high"}, {}, {}]},
     ],
 )
 def test_a_manifest_of_another_kind(scorer: Scorer, copied: Path, changes: dict[str, Any]) -> None:

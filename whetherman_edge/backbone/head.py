@@ -1,6 +1,6 @@
-"""From hidden states to numbers: the class head, and the pointer head that says which tool. Pure numpy.
+"""From hidden states to numbers: the class head, the pointer head over tool lines, and the match head. Pure numpy.
 
-Both read the root-mean-square normalised state ``x = h / sqrt(mean(h^2) + 1e-6)``, so the scale of a layer's residual
+All read the root-mean-square normalised state ``x = h / sqrt(mean(h^2) + 1e-6)``, so the scale of a layer's residual
 stream, which differs between quantisations, does not count.
 """
 
@@ -39,11 +39,12 @@ class Pointed(msgspec.Struct, frozen=True, gc=False):
 
 
 class Heads:
-    """All arrays of the heads' file. ``fusion_*`` and ``route_fusion`` are handed on as they are.
+    """All arrays of the heads' file. ``fusion_*`` are handed on as they are.
 
     head_weight (4, width), head_bias (4,); pointer_query and pointer_key (d, width), pointer_none_weight (width,),
     pointer_none_bias (1,), all of the pointer or none of it; fusion_weights (phases, inputs, 4), fusion_bias
-    (phases, 4); route_fusion (3,), where there is a pointer; None when its first weight, the pointer's, is 0.
+    (phases, 4); match_state (width,), match_classes (4,) and match_router (1,), all of the match head or none of it.
+    ``match_router``: what the ToolRouter's log-probability of a tool counts beside its ``match``; 0.0 without the head.
     """
 
     def __init__(self, arrays: dict[str, npt.NDArray[Any]]) -> None:
@@ -53,7 +54,12 @@ class Heads:
         self.bias = _array(arrays, "head_bias", (len(CLASSES),))
         self.fusion_weights = _array(arrays, "fusion_weights", (None, None, len(CLASSES)))
         self.fusion_bias = _array(arrays, "fusion_bias", (self.fusion_weights.shape[0], len(CLASSES)))
-        self.route_fusion: tuple[float, float, float] | None = None
+        self.has_match = "match_state" in arrays
+        self.match_router = 0.0
+        if self.has_match:
+            self._match_state = _array(arrays, "match_state", (self.width,))
+            self._match_classes = _array(arrays, "match_classes", (len(CLASSES),)).astype(np.float64)
+            self.match_router = float(_array(arrays, "match_router", (1,))[0])
         self.has_pointer = "pointer_query" in arrays
         if self.has_pointer:
             query = _array(arrays, "pointer_query", (None, self.width))
@@ -62,10 +68,6 @@ class Heads:
             self._bilinear = (query.T @ key) / math.sqrt(len(query))
             self._none_weight = _array(arrays, "pointer_none_weight", (self.width,))
             self._none_bias = float(_array(arrays, "pointer_none_bias", (1,))[0])
-            if "route_fusion" in arrays:
-                a, b, c = _array(arrays, "route_fusion", (3,)).tolist()
-                # Weight 0: measured not to help. Nobody asks it which tool; the fusion still reads its probabilities.
-                self.route_fusion = (a, b, c) if a else None
 
     def log_probabilities(self, last: F32Vector) -> list[float]:
         """Log-softmax of the class head, in the order of CLASSES. last: (width,) float32.
@@ -77,6 +79,15 @@ class Heads:
         top = float(logits.max())
         shifted: F64Vector = logits - (top + math.log(float(np.exp(logits - top).sum())))
         return list(shifted.tolist())
+
+    def match(self, last: F32Vector) -> float:
+        """How well the only tool of a prompt fits its request: a logit, to be compared with other tools' for the same
+        request; 0.0 without a match head. last: (width,) float32. Raises ValueError when it is not finite.
+        """
+        if not self.has_match:
+            return 0.0
+        classes = np.array(self.log_probabilities(last))
+        return float(self._match_state @ normalised(last)) + float(self._match_classes @ classes)
 
     def point(self, last: F32Vector, tools: F32Matrix) -> Pointed | None:
         """Pointer logits. last: (width,), tools: (n, width) float32; None without a pointer head or without tools.

@@ -18,8 +18,9 @@ from whetherman_edge.errors import ArtifactError
 
 DEFAULT_PATH: Final = Path(__file__).resolve().parent.parent / "artifacts" / "backbone.json"
 FORMAT: Final = "whetherman-backbone"
-VERSION: Final = 2
-"""2: tool lines hold the opening sentences of a description, not the first alone; heads fit one of the two."""
+VERSION: Final = 3
+"""3: thresholds for each phase.
+2: tool lines hold the opening sentences of a description, not the first alone; heads fit one of the two."""
 CLASSES: Final = ("ACT", "ANSWER", "ASK", "DECLINE")
 FILE_BYTES_MAX: Final = 1 << 20  # the shipped manifest is a few kilobytes, dev figures and all
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +72,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest as it is written, fields in its order; ``path`` is where it was read.
 
     ``layer``: 0-based block whose output is read. ``n_layers``: blocks kept in the derived file. ``tools_max`` and
-    ``dialogue_max``: token budgets of the prompt. ``dev``: figures, for people.
+    ``dialogue_max``: token budgets of the prompt. ``default_tau``: one for each phase of a dialogue.
+    ``dev``: figures, for people.
     """
 
     format: str
@@ -89,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...]
     tools_max: int
     dialogue_max: int
-    default_tau: DefaultTau = DefaultTau()
+    default_tau: tuple[DefaultTau, ...]
     ask_band: AskBand
     dev: dict[str, Any] = {}
     path: Path = DEFAULT_PATH
@@ -224,7 +226,7 @@ def _problem(manifest: Manifest) -> str:
     band = manifest.ask_band
     if not 0.0 <= band.low <= band.high <= 1.0:
         return f"expected 0 <= ask_band.low <= ask_band.high <= 1, found {band.low} and {band.high}"
-    tau = manifest.default_tau
-    if any(one is not None and not 0.0 <= one <= 1.0 for one in (tau.answer, tau.ask, tau.decline)):
+    numbers = [one for tau in manifest.default_tau for one in (tau.answer, tau.ask, tau.decline) if one is not None]
+    if not all(0.0 <= one <= 1.0 for one in numbers):
         return "expected each default_tau in 0..1, or null"
     return ""

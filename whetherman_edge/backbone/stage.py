@@ -91,16 +91,15 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
     """What the backbone says of one request.
 
     ``log_p``: class log-probabilities, in the order of ``manifest.CLASSES``. ``tool_names``: the tool lines that were
-    read, with ``tool_logits`` and ``tool_p`` (n,) float64 beside them, all empty without a pointer head. ``none_p``,
-    ``none_logit``: of no tool.
+    read, with ``tool_p`` (n,) float64 beside them, both empty without a pointer head. ``none_p``: of no tool.
+    ``match``: see ``Heads.match``, of a request with one tool.
     """
 
     log_p: tuple[float, float, float, float]
     tool_names: tuple[str, ...] = ()
-    tool_logits: npt.NDArray[np.float64] = np.zeros(0)
     tool_p: npt.NDArray[np.float64] = np.zeros(0)
-    none_logit: float = 0.0
     none_p: float = 0.0
+    match: float = 0.0
 
 
 class Stage:
@@ -163,9 +162,9 @@ class Stage:
         return self._worker is not None
 
     @property
-    def route_fusion(self) -> tuple[float, float, float] | None:
-        """Weights of pointer and ToolRouter in a choice of tools; None where the artifact has no pointer head."""
-        return self._heads.route_fusion
+    def match_router(self) -> float | None:
+        """What the ToolRouter's log-probability counts beside a match; None where the artifact has no match head."""
+        return self._heads.match_router if self._heads.has_match else None
 
     @property
     def state(self) -> State:
@@ -250,11 +249,12 @@ class Stage:
         """Raises ValueError when a head's output is not finite."""
         act, answer, ask, decline = self._heads.log_probabilities(states.last)
         log_p = (act, answer, ask, decline)
+        match = self._heads.match(states.last) if len(states.tool_names) == 1 else 0.0
         pointed = self._heads.point(states.last, states.tools)
         if pointed is None:
-            return Reading(log_p)
+            return Reading(log_p, match=match)
         tool_p, none_p = pointed.probabilities()
-        return Reading(log_p, states.tool_names, pointed.logits, tool_p, pointed.none, none_p)
+        return Reading(log_p, states.tool_names, tool_p, none_p, match)
 
     def _lost(self, worker: WorkerLike, why: str) -> None:
         """The worker is dead: open another one. Called on the loop."""

@@ -170,15 +170,16 @@ class Gates:
             judge: Judge = ab_judges.SharedScore(self._engine(setting.engine))
             return self._stood_in(name, judge, self.profile(setting.profile).tau)
         if name == "static":
-            judge = ab_judges.SharedScore(self._engine("static"))
+            judge = ab_judges.AtOperatingPoint(self._engine("static"))
         elif name == "shared":
             engine = self._engine(setting.engine)
             if isinstance(engine, StagedEngine) and engine.fault:
                 raise EnvironmentFault(f"gate shared: {engine.fault}")
-            judge = ab_judges.SharedScore(engine)
+            fallback_tau = engine.fallback_tau if isinstance(engine, StagedEngine) else None
+            judge = ab_judges.AtOperatingPoint(engine, fallback_tau)
         else:
             judge = self._judge(name)
-        return self._stood_in(name, judge, judge.default_tau)
+        return self._stood_in(name, judge, ab_judges.SURE)
 
     def _judge(self, name: str) -> Judge:
         judges: dict[str, Judge] = {

@@ -15,7 +15,8 @@ import msgspec
 
 from whetherman_edge import __version__
 from whetherman_edge.dialects.chat import ChatView, Message
-from whetherman_edge.gate.verdict import Verdict
+from whetherman_edge.gate.operating_point import OperatingPoint
+from whetherman_edge.gate.verdict import LABELS, PHASES, Verdict
 from whetherman_edge.profiles.schema import (
     SCHEMA_VERSION,
     Agent,
@@ -32,6 +33,8 @@ NEED_LOGIT: Final[tuple[str, ...]] = ("need_logit",)
 STAND_IN: Final = "bench"
 SURE: Final = Tau(answer=0.5, ask=0.5, decline=0.5)
 _ZEROS: Final = "0" * 64
+_CERTAIN: Final = 40.0
+"""A logit: the probability is 1 but for rounding."""
 
 Ask = Callable[[list[dict[str, Any]]], Awaitable[str]]
 
@@ -55,7 +58,7 @@ class _Certain:
     """Common part of judges without probabilities of their own."""
 
     fused_names: tuple[str, ...] = NEED_LOGIT
-    default_tau = SURE
+    default_tau: OperatingPoint = (SURE,) * len(PHASES)
     name = ""
 
     def _verdict(self, *, needed: bool) -> Verdict:
@@ -108,14 +111,35 @@ class SharedScore:
     def judge(self, chat: ChatView, deadline_s: float, _profile: Profile | None = None) -> Verdict | Awaitable[Verdict]:
         """As the engine's, without a profile."""
         verdict = self._engine.judge(chat, deadline_s, None)
-        return _with_logit(verdict) if isinstance(verdict, Verdict) else self._later(verdict)
+        return self._scored(verdict) if isinstance(verdict, Verdict) else self._later(verdict)
 
     async def _later(self, waiting: Awaitable[Verdict]) -> Verdict:
-        return _with_logit(await waiting)
+        return self._scored(await waiting)
+
+    def _scored(self, verdict: Verdict) -> Verdict:
+        return _with_logit(verdict)
 
     def tool_probabilities(self, chat: ChatView) -> Mapping[str, float]:
         """The engine's."""
         return self._engine.tool_probabilities(chat)
+
+
+class AtOperatingPoint(SharedScore):
+    """The engine's verdict with its logit moved so that the thresholds it ships with, each phase's own, lie at SURE.
+
+    ``fallback_tau``: those of verdicts that stand in for the backbone's.
+    """
+
+    def __init__(self, engine: Judge, fallback_tau: OperatingPoint | None = None) -> None:
+        super().__init__(engine)
+        self._fallback_tau = fallback_tau or engine.default_tau
+
+    def _scored(self, verdict: Verdict) -> Verdict:
+        point = self._fallback_tau if verdict.fallback else self.default_tau
+        others = verdict.probabilities[1:]
+        candidate = LABELS[1 + others.index(max(others))]
+        tau = point[verdict.phase].at(candidate, "first")  # one number for both kinds of step
+        return _with_logit(verdict, math.inf if tau is None else _logit(tau))
 
 
 _CHAT = re.compile(
@@ -189,6 +213,11 @@ def _turn(message: Message) -> str:
     return f"{message.role}: {message.text}{calls}"
 
 
-def _with_logit(verdict: Verdict) -> Verdict:
-    p = min(max(verdict.p_need, 1e-9), 1.0 - 1e-9)
-    return msgspec.structs.replace(verdict, fused=(math.log(p / (1.0 - p)),))
+def _with_logit(verdict: Verdict, moved: float = 0.0) -> Verdict:
+    """With the logit of p(need) as the one fused value, moved up by so much; within what stands for certain."""
+    return msgspec.structs.replace(verdict, fused=(min(max(_logit(verdict.p_need) + moved, -_CERTAIN), _CERTAIN),))
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-9), 1.0 - 1e-9)
+    return math.log(p / (1.0 - p))

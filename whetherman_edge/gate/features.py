@@ -41,7 +41,6 @@ COUNT_MAX: Final = 8.0  # calls, results and arguments beyond this say no more
 NAMES_CACHED_MAX: Final = 4096
 HISTORY_RESULTS_MAX: Final = 4  # of earlier steps, whose words may answer the question
 
-PHASES: Final = ("first step", "later user turn", "after a result")
 DENSE_BLOCKS: Final = ("user", "next_tool", "result", "assistant", "previous_user", "tools_mean", "system")
 
 # Fields of the hashed n-grams: name -> (hash seed, modes, weight). Seeds differ, so that a word of the user and one of
@@ -130,7 +129,7 @@ class Field:
 class Features(msgspec.Struct, frozen=True, gc=False):
     """One request as numbers.
 
-    ``scalars``: (N_SCALARS,) float32 in the order of SCALAR_NAMES. ``phase``: one of PHASES, by index.
+    ``scalars``: (N_SCALARS,) float32 in the order of SCALAR_NAMES. ``phase``: one of ``gate.verdict.PHASES``, by index.
     ``blocks``: one for each of DENSE_BLOCKS.
     ``fields``: the texts whose n-grams are hashed, empty ones left out. ``tool``, ``tool_probability``: the router's
     choice for the last user turn.
@@ -168,7 +167,7 @@ class _Step(msgspec.Struct, gc=False):
 
     @property
     def phase(self) -> int:
-        """Where the dialogue stands, an index of PHASES."""
+        """Where the dialogue stands, an index of ``gate.verdict.PHASES``."""
         return 2 if self.n_last_results else 1 if self.earlier_calls or self.assistant.text else 0
 
 

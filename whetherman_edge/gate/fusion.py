@@ -7,15 +7,13 @@ of a tool, fitted on predictions for dialogues that neither stage had seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from whetherman_edge.gate.features import PHASES
-from whetherman_edge.gate.verdict import LABELS, Verdict
+from whetherman_edge.gate.verdict import LABELS, PHASES, Verdict
 
 F64Vector = npt.NDArray[np.float64]
 
@@ -27,13 +25,12 @@ class Opinion(msgspec.Struct, frozen=True, gc=False):
     """What the backbone says of one request.
 
     ``log_p``: log-probabilities in the order of LABELS. ``pointer_best``, ``pointer_none``: probability of the
-    pointer's best offered tool and of none of them, 0.0 without a pointer. ``tool``: that best tool's name, or "".
+    pointer's best offered tool and of none of them, 0.0 without a pointer.
     """
 
     log_p: tuple[float, float, float, float]
     pointer_best: float = 0.0
     pointer_none: float = 0.0
-    tool: str = ""
 
 
 class Fusion:
@@ -62,16 +59,7 @@ class Fusion:
             probabilities=(act, answer, ask, decline),
             engine="gemma",
             fused=(*log_p, *static.fused[len(LABELS) :]),
-            tool=opinion.tool or static.tool,
-            tool_probability=opinion.pointer_best if opinion.tool else static.tool_probability,
         )
-
-
-def route_logits(pointer: Sequence[float], static: F64Vector, weights: tuple[float, float, float]) -> F64Vector:
-    """Which tool, by both: ``a * pointer + b * static``, (n,) float64. static: (n,) logits of the ToolRouter."""
-    a, b, _ = weights
-    fused: F64Vector = a * np.asarray(pointer, dtype=np.float64) + b * static
-    return fused
 
 
 def _log_softmax(logits: F64Vector) -> list[float]:

@@ -13,9 +13,10 @@ from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ProfileError
 from whetherman_edge.gate import guards, loop_guard
 from whetherman_edge.gate.backoff import NO_EVIDENCE, Evidence
+from whetherman_edge.gate.operating_point import NEVER, OperatingPoint
 from whetherman_edge.gate.verdict import LABELS, Decision, Label, Mode, Verdict, step_kind
 from whetherman_edge.profiles.payoff import FREE, ToolCost, break_even, cost_of, payoff_of
-from whetherman_edge.profiles.schema import Profile, Tau
+from whetherman_edge.profiles.schema import Profile
 
 # Every reason a decision can carry, and what it says. They are label values of a counter: a closed set.
 REASONS: dict[str, str] = {
@@ -78,8 +79,8 @@ class PolicySettings(msgspec.Struct, frozen=True):
     """
 
     fused_names: tuple[str, ...] = ()
-    default_tau: Tau = Tau()
-    fallback_tau: Tau | None = None
+    default_tau: OperatingPoint = NEVER
+    fallback_tau: OperatingPoint | None = None
     force: Label | None = None
     loop_guard: bool = True
     tools: tuple[tuple[str, ToolCost], ...] = ()
@@ -166,7 +167,7 @@ def decide(
     Raises ProfileError when the profile's layer does not fit the verdict's fused values (a wiring fault).
     """
     probabilities = calibrated(verdict, profile, settings.fused_names)
-    label, reason = _choose(probabilities, chat, profile, settings, fallback=verdict.fallback)
+    label, reason = _choose(probabilities, verdict, chat, profile, settings)
     if reason == "scored" and profile is not None:
         label, reason = _worth(label, verdict, 1.0 - probabilities[0], chat, profile, settings)
     if label != "ACT" and session.backed_off:
@@ -280,22 +281,23 @@ def may_apply(decision: Decision, mode: Mode, profile: Profile | None, force: La
 
 def _choose(
     probabilities: tuple[float, float, float, float],
+    verdict: Verdict,
     chat: ChatView,
     profile: Profile | None,
     settings: PolicySettings,
-    *,
-    fallback: bool,
 ) -> tuple[Label, str]:
     if settings.force is not None:
         return settings.force, "forced"
     if settings.loop_guard and loop_guard.inspect(chat).looping:
         return "ANSWER", "loop_guard"
-    if profile is not None and fallback and profile.engine.name == "gemma":
+    if profile is not None and verdict.fallback and profile.engine.name == "gemma":
         return "ACT", "backbone_late"  # what was proven about this agent was proven with the backbone
     if profile is not None:
         tau = profile.tau
+    elif verdict.fallback and settings.fallback_tau is not None:
+        tau = settings.fallback_tau[verdict.phase]
     else:
-        tau = settings.fallback_tau if fallback and settings.fallback_tau is not None else settings.default_tau
+        tau = settings.default_tau[verdict.phase]
     others = probabilities[1:]
     at = others.index(max(others))  # the earlier of equals
     candidate = LABELS[1 + at]

@@ -22,10 +22,11 @@ from safetensors.numpy import load as load_safetensors
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
 from whetherman_edge.gate.compiled import CompiledGate
-from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, PHASES, SCALAR_NAMES, Extractor
+from whetherman_edge.gate.features import DENSE_BLOCKS, NGRAM_FIELDS, SCALAR_NAMES, Extractor
 from whetherman_edge.gate.heads import Arrays, DenseHead, NgramHead, shaped
+from whetherman_edge.gate.operating_point import read_operating_point
 from whetherman_edge.gate.records import pack_weights
-from whetherman_edge.gate.verdict import LABELS, Label, Verdict
+from whetherman_edge.gate.verdict import LABELS, PHASES, Verdict
 from whetherman_edge.kernels import Kernels
 from whetherman_edge.router.scorer import Scorer
 
@@ -33,7 +34,8 @@ F64Vector = npt.NDArray[np.float64]
 
 DEFAULT_PATH: Final = Path(__file__).resolve().parent.parent / "artifacts" / "gate_static.safetensors"
 FORMAT: Final = "whetherman-gate-static"
-VERSION: Final = 2
+VERSION: Final = 3
+"""3: thresholds for each phase."""
 FILE_BYTES_MAX: Final = 16 << 20  # the shipped file is under 3 MB
 N_HEADS: Final = 2
 PORTION: Final = 32  # tools read in one go: some 3 ms when all are new
@@ -67,7 +69,7 @@ class StaticGate:
         self._scorer = scorer
         self.extractor = Extractor(scorer)
         self.sha256: str = str(manifest["sha256"])
-        self.default_tau: Mapping[Label, float] = _tau(manifest["default_tau"])
+        self.default_tau = read_operating_point(manifest["default_tau"])
         self._ngrams = NgramHead(arrays, kernels)
         self._dense = DenseHead(arrays, scorer.table.dim, kernels)
         self._blend = shaped(arrays, "blend_weights", np.float64, (len(PHASES), 4 * N_HEADS, 4))
@@ -195,19 +197,6 @@ def _read_manifest(weights_path: Path) -> dict[str, Any]:
     if manifest.get("scalars") != list(SCALAR_NAMES) or manifest.get("ngram_fields") != fields:
         raise fault(path, "its scalar features or n-gram fields are not those of this version")
     return manifest
-
-
-def _tau(value: object) -> dict[Label, float]:
-    if not isinstance(value, dict):
-        raise TypeError("default_tau is not an object")
-    found: dict[Label, float] = {}
-    for label in LABELS[1:]:
-        tau = value.get(label)
-        if tau is not None:
-            found[label] = float(tau)
-            if not 0.0 <= found[label] <= 1.0:
-                raise ValueError(f"default_tau.{label} is not in [0, 1]")
-    return found
 
 
 def _log_softmax(logits: list[float]) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -16,10 +16,12 @@ Mode = Literal["off", "shadow", "enforce"]
 Engine = Literal["static", "gemma", "auto"]
 StepKind = Literal["first", "later"]
 STEP_KINDS: tuple[StepKind, StepKind] = ("first", "later")
+PHASES: Final = ("first step", "later user turn", "after a result")
+"""Where a dialogue stands; the gate's layers and thresholds have a part for each. A profile joins the first two."""
 
 
 def step_kind(chat: ChatView) -> StepKind:
-    """The kind of step that a request asks for: "later" behind tool results (the last of ``gate.features.PHASES``),
+    """The kind of step that a request asks for: "later" behind tool results (the last of PHASES),
     else "first". Thresholds and what proves them are told apart by it.
     """
     return "later" if chat.last_role == "tool" else "first"
@@ -31,7 +33,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     ``probabilities``: four floats in the order of LABELS, summing to 1. ``engine``: the stage that produced them.
     ``fused``: named inputs of a profile's logistic layer (``gate.static_gate.FUSED_NAMES``), same order, float.
     ``tool``: the ToolRouter's best tool name and ``tool_probability`` its probability (0.0 without tools).
-    ``phase``: where the dialogue stands, an index of ``gate.features.PHASES``. ``fallback``: the backbone was wanted
+    ``phase``: where the dialogue stands, an index of PHASES. ``fallback``: the backbone was wanted
     and did not answer in time, or cannot be asked at all, so this is the static stage's verdict in its place.
     """
 

@@ -29,11 +29,12 @@ from whetherman_edge.errors import ArtifactError, EnvironmentFault, OverLimit, P
 from whetherman_edge.gate import intervention, loop_guard, policy
 from whetherman_edge.gate.backoff import Outcome, in_session
 from whetherman_edge.gate.intervention import InterventionSettings
+from whetherman_edge.gate.operating_point import OperatingPoint
 from whetherman_edge.gate.policy import PolicySettings, SessionState
 from whetherman_edge.gate.verdict import Decision, Mode, Verdict, check_verdict
 from whetherman_edge.gate.wordings import DEFAULT_WORDING
 from whetherman_edge.ledger.counters import Counters
-from whetherman_edge.profiles.schema import Profile, Tau, basis_of, likeness, measured_on
+from whetherman_edge.profiles.schema import Profile, basis_of, likeness, measured_on
 from whetherman_edge.profiles.suggestions import line
 from whetherman_edge.proxy.breaker import FAILURES_MAX, Breaker
 from whetherman_edge.proxy.inflate import inflate
@@ -56,7 +57,7 @@ class Judge(Protocol):
     """What gives a verdict. ``fused_names`` and ``default_tau``: see ``gate.policy.PolicySettings``."""
 
     fused_names: tuple[str, ...]
-    default_tau: Tau
+    default_tau: OperatingPoint
 
     def judge(
         self, chat: ChatView, deadline_s: float, profile: Profile | None = None, /
