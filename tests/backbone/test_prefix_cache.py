@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whetherman_edge.backbone.prefix_cache import SCRATCH_CELLS, Plan, PrefixCache, common_prefix
+from whetherman_edge.backbone.prefix_cache import SCRATCH_CELLS, Plan, PrefixCache, common_prefix, is_whole
 from whetherman_edge.backbone.worker import usable_prefix
 
 TOOLS = list(range(100, 150))
@@ -115,6 +115,46 @@ def test_bookkeeping_never_exceeds_its_limits(prompts: list[tuple[int, list[int]
         distinct = {tuple(tokens[: i + 1]) for tokens in held.values() for i in range(len(tokens))}
         assert len(distinct) <= cache.cells + sum(len(e.tokens) for e in cache.entries if e.root)
         assert cache.cells <= n_cells
+
+
+@pytest.mark.parametrize(
+    ("first", "n_tokens", "window", "whole"),
+    [
+        (0, 0, 0, True),
+        (0, 900, 512, True),
+        (389, 900, 512, True),  # the next token, at 900, attends to 389 and what follows
+        (390, 900, 512, False),
+        (1, 511, 512, False),
+        (1, 512, 512, True),
+        (1, 900, 0, False),
+    ],
+)
+def test_a_prefix_is_whole_while_the_window_before_its_end_is(
+    first: int, n_tokens: int, window: int, whole: bool
+) -> None:
+    assert is_whole(first, n_tokens, window) == whole
+
+
+def test_a_sequence_that_lost_its_front_gives_its_whole_but_no_short_prefix() -> None:
+    first: dict[int, int] = {}
+    cache = PrefixCache(8, 2000, lambda seq: first.get(seq, 0), 20)
+    run(cache, [*TOOLS, 1, 2, 3], len(TOOLS))
+    for entry in cache.entries:
+        first[entry.seq] = len(TOOLS) - 19
+    assert run(cache, [*TOOLS, 7, 8], len(TOOLS)).n_reused == len(TOOLS)
+    first = {entry.seq: len(TOOLS) - 19 for entry in cache.entries}
+    assert cache.plan([*TOOLS[:10], 55, 1], 11).n_reused == 0
+
+
+def test_an_entry_that_cannot_be_gone_on_from_is_thrown_out() -> None:
+    first: dict[int, int] = {}
+    cache = PrefixCache(8, 2000, lambda seq: first.get(seq, 0), 20)
+    run(cache, [*TOOLS, 1, 2, 3], len(TOOLS))
+    broken = {entry.seq for entry in cache.entries}
+    first.update(dict.fromkeys(broken, 10_000))
+    plan = cache.plan([*TOOLS, 7, 8], len(TOOLS))
+    assert (plan.n_reused, set(plan.evict)) == (0, broken)
+    assert plan.root >= 0
 
 
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))

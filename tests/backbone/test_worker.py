@@ -38,7 +38,7 @@ class FakeNetwork:
     def __init__(self, _path: Path) -> None:
         if self.script.unloadable is not None:
             raise self.script.unloadable
-        self.bos, self.n_embd, self.lib = 1, WIDTH, SimpleNamespace(__version__="0")
+        self.bos, self.n_embd, self.window, self.lib = 1, WIDTH, 0, SimpleNamespace(__version__="0")
 
     def tokenize(self, text: str) -> list[int]:
         return [100 + byte for byte in text.encode()]
@@ -60,7 +60,8 @@ class FakeContext:
 
     def decode(self, _seq: int, tokens, _position: int, wanted) -> np.ndarray:
         text = bytes(token - 100 for token in tokens if token >= 100).decode()
-        self.script.order.append(text)
+        if text != "T:":  # a new tools block without tools, which is decoded ahead of its dialogue
+            self.script.order.append(text)
         if "fault" in text:
             self.script.faults += 1
             raise DecodeFault("expected llama_decode to return 0, got -1")
@@ -70,6 +71,9 @@ class FakeContext:
                 if self.script.abortable and self.stopped.is_set():
                     raise Aborted(0, np.zeros((0, WIDTH), np.float32))
         return np.full((len(wanted), WIDTH), float(len(tokens)), dtype=np.float32)
+
+    def first(self, _seq: int) -> int:
+        return 0
 
     def copy(self, *_: int) -> None: ...
     def truncate(self, *_: int) -> None: ...
@@ -160,7 +164,7 @@ def test_callers_are_served_in_turn(worker: Worker, script: Script) -> None:
     script.gate.set()
     for job in [held, *greedy, modest]:
         job.future.result(WAIT_S)
-    assert [text.rstrip(">").removeprefix("T:") for text in script.order][1:4] == ["0 greedy", "modest", "1 greedy"]
+    assert [text.rstrip(">") for text in script.order][1:4] == ["0 greedy", "modest", "1 greedy"]
 
 
 def test_an_abandoned_job_gives_way_to_a_waiting_one(worker: Worker, script: Script) -> None:
@@ -230,7 +234,7 @@ def test_a_wedged_decode_fails_its_callers_and_the_worker_is_dead(script: Script
     script.gate.set()  # it comes back after all: the late result goes nowhere and the thread ends
     found._thread.join(WAIT_S)
     assert not found._thread.is_alive()
-    assert script.order == ["T:hold>"]
+    assert script.order == ["hold>"]
     found.stop()
 
 

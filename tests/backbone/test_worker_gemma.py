@@ -248,6 +248,31 @@ def test_tools_blocks_come_back_after_a_restart(gemma_q4: Path, tmp_path: Path) 
         assert cosine(row, other) >= FLOOR
 
 
+def test_a_restored_block_longer_than_the_window_lends_nobody_its_front(gemma_q4: Path, tmp_path: Path) -> None:
+    """What llama.cpp saves of it lacks, in blocks with a sliding window, the cells outside of that window."""
+    saved = settings(saved=tmp_path / "p", saved_key=Key("a" * 64, LAYER, "compact"), save=True)
+    before = Worker(gemma_q4, saved)
+    before.start()
+    long = ask(before, prompt(body(30, n_tools=40, family=30)))
+    assert before._context is not None
+    assert long.n_tokens > before._context.network.window + 100 > 100
+    before.stop()
+    after = Worker(gemma_q4, saved)
+    after.start()
+    assert after.counts.restored == 1
+    again = ask(after, prompt(body(31, n_tools=40, family=30)))
+    short = [ask(after, prompt(body(32 + n, n_tools=1, n_turns=1, family=32 + n))) for n in range(2)]
+    after.stop()
+    assert again.n_decoded < long.n_tokens / 2
+    expected = fresh(gemma_q4, prompt(body(31, n_tools=40, family=30)))
+    assert cosine(again.last, expected.last) >= FLOOR
+    for n, states in enumerate(short):
+        assert (
+            cosine(states.last, fresh(gemma_q4, prompt(body(32 + n, n_tools=1, n_turns=1, family=32 + n))).last)
+            >= FLOOR
+        )
+
+
 def test_new_tools_are_saved_while_nobody_asks(gemma_q4: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     saves, saved = [], threading.Event()
 

@@ -108,6 +108,8 @@ class Network:
         self.n_embd = int(self.lib.llama_model_n_embd(self.handle))
         self.n_layer = int(self.lib.llama_model_n_layer(self.handle))
         self.bos = int(self.lib.llama_vocab_bos(self.vocab))
+        self.window = int(self.lib.llama_model_n_swa(self.handle))
+        """Tokens that a block with a sliding window attends to; 0 where all blocks attend to everything."""
         release_pages(path)
 
     def tokenize(self, text: str) -> list[int]:
@@ -261,6 +263,15 @@ class Context:
     def length(self, seq: int) -> int:
         """Number of tokens llama.cpp holds for ``seq``."""
         return int(self.lib.llama_memory_seq_pos_max(self.memory, seq)) + 1
+
+    def first(self, seq: int) -> int:
+        """First position that is still held for ``seq`` in every block; a position beyond any prompt when none is.
+
+        In blocks with a sliding window llama.cpp gives a cell of a single sequence to other tokens once it lies outside
+        of that sequence's window, also with ``swa_full``.
+        """
+        position = int(self.lib.llama_memory_seq_pos_min(self.memory, seq))
+        return position if position >= 0 else self.n_cells
 
     def save(self, seq: int) -> bytes:
         """Keys and values of ``seq`` (about 17 KB a token at 18 layers)."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 log = logging.getLogger(__name__)
 
-MAGIC: Final = b"WHPREFX1"
+MAGIC: Final = b"WHPREFX2"
 BYTES_MAX: Final = 64 << 20
 """Of the file. A token of tools costs 1 KB a layer: some 5,000 tokens at twelve layers, a dozen tool sets."""
 STALE_S: Final = 3_600.0

@@ -4,11 +4,14 @@ Every entry is a token sequence held in one of llama.cpp's sequences; sequences 
 no memory and no time. Two kinds of entry: a ``root`` holds a tools block (computed once per tool set, kept longest),
 a ``session`` holds a root plus the dialogue so far and grows in place. ``plan`` says what to do for a prompt; the
 caller does it on the context and reports back with ``commit`` or ``forget``.
+
+What a sequence holds may have lost its front where blocks have a sliding window (``llama.Context.first``). A prefix of
+it is of use only while the window before the prefix's end is whole: a short prefix of a long sequence may be gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -48,10 +51,15 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class PrefixCache:
-    """Entries within ``n_seq`` sequences and ``n_cells`` cells, least recently used first out."""
+    """Entries within ``n_seq`` sequences and ``n_cells`` cells, least recently used first out.
 
-    def __init__(self, n_seq: int, n_cells: int) -> None:
+    ``first``: the first position that is still held for a sequence; ``window``: see ``is_whole``.
+    """
+
+    def __init__(self, n_seq: int, n_cells: int, first: Callable[[int], int] = lambda _seq: 0, window: int = 0) -> None:
         self.n_cells = n_cells
+        self._first = first
+        self._window = window
         self._free = list(range(n_seq - 1, -1, -1))
         self._entries: dict[int, Entry] = {}
         self._tick = 0
@@ -79,16 +87,21 @@ class PrefixCache:
         prompt = np.asarray(ids, dtype=np.int32)
         if len(prompt) + SCRATCH_CELLS > self.n_cells:
             raise ValueError(f"a prompt of {len(prompt)} tokens does not fit in {self.n_cells} cells")
+        broken = [e.seq for e in self._entries.values() if not self.holds(e.seq, len(e.tokens))]
+        for seq in broken:
+            self.forget(seq)
         best, n_best = None, 0
         for entry in self._entries.values():
             n = common_prefix(entry.tokens, prompt)
+            if not self.holds(entry.seq, min(n, len(prompt) - 1)):
+                continue
             if n > n_best or (n == n_best and n > n_tools and best is not None and best.root):
                 best, n_best = entry, n
         n_reused = min(n_best, len(prompt) - 1)  # the last token is always decoded: its state is the answer
         in_place = best is not None and not best.root and n_reused > n_tools and 2 * n_reused >= len(best.tokens)
         no_root = self._find_root(prompt[:n_tools]) is None
         keep = {best.seq} if best is not None and n_reused else set()
-        evict = self._make_room(len(prompt) - n_reused, keep, n_seq=(not in_place) + no_root)
+        evict = (*broken, *self._make_room(len(prompt) - n_reused, keep, n_seq=(not in_place) + no_root))
         root = self._free.pop() if no_root and len(self._free) > (not in_place) else -1
         if best is None or not n_reused:
             return Plan(self._free.pop(), 0, -1, -1, root, evict)
@@ -96,6 +109,10 @@ class PrefixCache:
             del self._entries[best.seq]
             return Plan(best.seq, n_reused, -1, best.seq, root, evict)
         return Plan(self._free.pop(), n_reused, best.seq, best.seq, root, evict)
+
+    def holds(self, seq: int, n_tokens: int) -> bool:
+        """Whether the first ``n_tokens`` of a sequence can be gone on from."""
+        return is_whole(self._first(seq), n_tokens, self._window)
 
     def reserve(self) -> int:
         """A free sequence, the caller's until ``commit`` or ``forget``; -1 when there is none."""
@@ -137,6 +154,14 @@ class PrefixCache:
             evicted.append(entry.seq)
             self.forget(entry.seq)
         return tuple(evicted)
+
+
+def is_whole(first: int, n_tokens: int, window: int) -> bool:
+    """Whether a token behind ``n_tokens`` finds all it attends to in a sequence that is held from ``first`` on.
+
+    window: number of positions it attends to in blocks with a sliding window, itself among them; 0: everything.
+    """
+    return first <= (max(0, n_tokens - window + 1) if window else 0)
 
 
 def common_prefix(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:

@@ -328,7 +328,7 @@ class Worker:
         self._context = Context(
             network, layer=s.layer, n_cells=s.n_cells, n_seq=s.n_seq, chunk=s.chunk, n_threads=s.n_threads
         )
-        self._cache = PrefixCache(s.n_seq, s.n_cells)
+        self._cache = PrefixCache(s.n_seq, s.n_cells, self._context.first, network.window)
         self._tool_states.clear()
         self._no_states = np.zeros((0, network.n_embd), dtype=np.float32)
 
@@ -414,26 +414,33 @@ class Worker:
             self._tool_states.pop(seq, None)
         known = self._tool_states.get(plan.holder, self._no_states)
         n_reused, n_known = usable_prefix(plan.n_reused, tokens.tool_ends, len(known))
+        if plan.holder >= 0 and not cache.holds(plan.holder, n_reused):
+            n_reused, n_known = 0, 0
         if plan.source >= 0 and n_reused:
             context.copy(plan.source, plan.seq, n_reused)
         else:
             context.truncate(plan.seq, n_reused)
-        wanted = [end - n_reused for end in tokens.tool_ends[n_known:]] + [len(ids) - 1 - n_reused]
+        tools, start = _joined(known, n_known, self._no_states), n_reused
         try:
-            rows = context.decode(plan.seq, ids[n_reused:], n_reused, wanted)
+            if start < tokens.n_tools:
+                ends = [end - start for end in tokens.tool_ends[n_known:]]
+                rows = context.decode(plan.seq, ids[start : tokens.n_tools], start, ends)
+                tools, start = _joined(known, n_known, rows), tokens.n_tools
+            if plan.root >= 0:  # before the dialogue: cells of two sequences are never given to other tokens
+                context.copy(plan.seq, plan.root, tokens.n_tools)
+                cache.commit(plan.root, ids[: tokens.n_tools], root=True, shared=0)
+                self._tool_states[plan.root] = tools
+                self._unsaved = True
+            rows = context.decode(plan.seq, ids[start:], start, [len(ids) - 1 - start])
         except Aborted as stopped:
-            if plan.root >= 0:
-                cache.forget(plan.root)
-            self._keep(plan.seq, ids[: n_reused + stopped.n_done], _joined(known, n_known, stopped.states))
+            if start < tokens.n_tools:
+                tools = _joined(known, n_known, stopped.states)
+                if plan.root >= 0:
+                    cache.forget(plan.root)
+            self._keep(plan.seq, ids[: start + stopped.n_done], tools)
             raise
         self.counts.prefix_hits += n_reused > 1
         self.counts.tokens_decoded += len(ids) - n_reused
-        tools = _joined(known, n_known, rows[:-1])
-        if plan.root >= 0:
-            context.copy(plan.seq, plan.root, tokens.n_tools)
-            cache.commit(plan.root, ids[: tokens.n_tools], root=True, shared=0)
-            self._tool_states[plan.root] = tools
-            self._unsaved = True
         cache.commit(plan.seq, ids, root=False, shared=tokens.n_tools)
         self._tool_states[plan.seq] = tools
         return States(rows[-1].copy(), tools, tuple(tool_names[: len(tools)]), len(ids), len(ids) - n_reused)
@@ -483,6 +490,11 @@ class Worker:
                 self._context.truncate(seq, 0)
                 self._cache.forget(seq)
                 continue
+            if not self._cache.holds(seq, len(root.tokens)):
+                log.info("event=saved_prefix_ignored cause=incomplete")
+                self._context.truncate(seq, 0)
+                self._cache.forget(seq)
+                continue
             self._cache.commit(seq, root.tokens.tolist(), root=True, shared=0)
             self._tool_states[seq] = root.states
             self.counts.restored += 1
@@ -495,7 +507,7 @@ class Worker:
 
         def roots() -> Iterator[persist.Root]:
             for entry in reversed(self._cache.entries):
-                if entry.root:
+                if entry.root and self._cache.holds(entry.seq, len(entry.tokens)):
                     yield persist.Root(entry.tokens, self._tool_states[entry.seq], context.save(entry.seq))
 
         try:
