@@ -331,6 +331,7 @@ def test_heads_read_the_same_decision_from_reused_and_fresh_states(worker: Worke
         pointer_query=rng.normal(size=(8, 640)).astype(np.float32),
         pointer_key=rng.normal(size=(8, 640)).astype(np.float32),
         pointer_none_weight=np.zeros(640, np.float32),
+        match_state=rng.normal(size=640).astype(np.float32),
     ))  # fmt: skip
     value = body(19, family=19)
     ask(worker, prompt(value))
@@ -341,3 +342,4 @@ def test_heads_read_the_same_decision_from_reused_and_fresh_states(worker: Worke
     assert one is not None
     assert other is not None
     assert np.argmax(one.logits) == np.argmax(other.logits)
+    assert heads.match(reused.last) == pytest.approx(heads.match(alone.last), abs=1.0)
