@@ -1,6 +1,6 @@
 #!/bin/bash
 # Starts our user unit under a real `systemd --user`, in a mount namespace of its own, on a machine that systemd did not
-# boot. Needs root and util-linux; leaves nothing behind.
+# boot. Needs root, util-linux and curl; leaves nothing behind.
 #     unshare --mount --propagation private tests/isolated/user_manager.sh .venv/bin/python
 set -euo pipefail
 python=$(readlink -f "$(dirname "$1")")/$(basename "$1")
@@ -31,7 +31,7 @@ for _ in $(seq 100); do [ "$(systemctl --user is-system-running 2>/dev/null)" = 
 
 say() { printf '%-58s %s\n' "$1" "$2"; }
 show() { systemctl --user show -p "$1" --value whetherman-edge; }
-ask() { "$python" -c 'import sys,urllib.request as u; print(u.urlopen("http://127.0.0.1:8088"+sys.argv[1],timeout=60).status)' "$1"; }
+ask() { "$python" -c 'import sys,urllib.request as u; print(u.urlopen(sys.argv[2]+sys.argv[1],timeout=60).status)' "$1" "${2:-http://127.0.0.1:8088}"; }
 until_is() { for _ in $(seq 300); do [ "$(show "$1")" = "$2" ] && return; sleep 0.2; done; return 1; }
 
 systemctl --user set-environment PYTHONPATH="$PWD" WHETHERMAN_UPSTREAM=http://127.0.0.1:9 WHETHERMAN_ENGINE=static
@@ -77,5 +77,13 @@ PYTHONPATH=$PWD "$python" -m whetherman_edge service install --user --on-demand 
 systemctl --user stop whetherman-edge.service 2>/dev/null || true
 say "on demand: the socket alone" "$(systemctl --user is-active whetherman-edge.socket), service $(show ActiveState)"
 say "on demand: the first request starts it" "$(ask /livez), service $(show ActiveState)"
+sed -i '1i host = "::1"\nport = 8090\nlisten = "unix:'"$home"'/edge.sock"' "$config"
+PYTHONPATH=$PWD "$python" -m whetherman_edge service install --user --on-demand >"$home/install.log" 2>&1 || cat "$home/install.log"
+say "on demand: where the configuration says" "$(systemctl --user show -p Listen --value whetherman-edge.socket | sed "s#$home#~#" | paste -sd ' ')"
+say "on demand: mode and owner of its Unix socket" "$(stat -c '%a %U' "$home/edge.sock"), service $(show ActiveState)"
+say "on demand: the first request starts it" "$(ask /livez 'http://[::1]:8090'), $(curl -s --unix-socket "$home/edge.sock" -o /dev/null -w '%{http_code}' http://localhost/livez), service $(show ActiveState)"
+say "on demand: and nowhere else" "$(ask /livez 2>/dev/null || echo no answer on 127.0.0.1:8088)"
+systemctl --user stop whetherman-edge.socket whetherman-edge.service
+say "stopped: its Unix socket" "$([ -e "$home/edge.sock" ] && echo STAYS || echo has gone)"
 PYTHONPATH=$PWD "$python" -m whetherman_edge service uninstall --user >/dev/null
 say "uninstalled" "$(ls "$HOME/.config/systemd/user" | tr '\n' ' ')"

@@ -7,6 +7,7 @@ its place; one that somebody else wrote is left alone, with an error that says s
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from typing import Literal
 
 import msgspec
 
-from whetherman_edge.config import DOCS, Config, default_config_path, load_config
+from whetherman_edge.config import DOCS, Config, Loaded, default_config_path, load_config
 from whetherman_edge.errors import ConfigError, EnvironmentFault, UsageError
 from whetherman_edge.service import units
+from whetherman_edge.service.sockets import check_length
 
 Scope = Literal["user", "system"]
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -74,17 +76,18 @@ def plan(
     home: Path | None = None,
     root: Path = Path("/"),
     python: str = sys.executable,
-    port: int | None = None,
 ) -> Plan:
     """The files and commands for this machine. ``root``: where a system's files are (for packagers and tests).
 
     ``config`` None: the one that an installed unit of ours names, so that installing again keeps it; else the usual
-    one. ``port`` None: the configuration's. Raises UsageError where there is no such service.
+    one. Raises UsageError where there is no such service, ConfigError where none can be started on demand.
     """
     home = Path.home() if home is None else home
     if platform == "darwin":
         if scope == "system":
             raise UsageError("service --system: expected --user on macOS; a model on a laptop belongs to its user")
+        if on_demand:
+            raise UsageError("service --on-demand: expected systemd; launchd starts the agent at login, leave it out")
         return _launchd(home, config, python)
     if not platform.startswith("linux"):
         raise UsageError(f"service: expected Linux (systemd) or macOS (launchd), got {platform}; run `serve` yourself")
@@ -97,7 +100,8 @@ def plan(
         settings = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
         folder, base = settings / "systemd/user", ["systemctl", "--user"]
     where = config or _config_of(folder / f"{units.NAME}.service") or usual
-    place = units.Place(python=_absolute(python), config=_unit_path(where), port=_port_of(where, port))
+    listen = _listen_of(where, on_demand=on_demand)
+    place = units.Place(python=_absolute(python), config=_unit_path(where), listen=listen)
     service = units.system_service(place) if scope == "system" else units.user_service(place)
     wanted, other = (f"{units.NAME}.{kind}" for kind in (("socket", "service") if on_demand else ("service", "socket")))
     return Plan(
@@ -147,12 +151,45 @@ def _config_of(unit: Path) -> Path | None:
     return Path(named) if named else None
 
 
-def _port_of(config: Path, port: int | None) -> int:
-    """Where the socket unit listens. A configuration that cannot be read is `serve`'s and `doctor`'s to complain of."""
-    if port is None:
-        with contextlib.suppress(ConfigError):
-            port = load_config({}, environ={}, path=config).config.port
-    return port or units.PORT
+def _listen_of(config: Path, *, on_demand: bool) -> tuple[str, ...]:
+    """Where the socket unit listens: where the daemon would. () or ConfigError (if it is to be started): it cannot."""
+    try:
+        return _streams(load_config({}, environ={}, path=config) if os.path.lexists(config) else Loaded(Config(), {}))
+    except ConfigError:
+        if on_demand:
+            raise
+        return ()
+
+
+def _streams(loaded: Loaded) -> tuple[str, ...]:
+    """What `serve` would bind, as ListenStream= says it. Raises ConfigError for what systemd has no word for."""
+    config, streams = loaded.config, []
+    if loaded.listens_tcp:
+        if not config.port:
+            raise ConfigError(
+                "port: expected a number for --on-demand, got 0: a free port is only known once the service runs"
+            )
+        streams.append(f"{_bound(config.host)}:{config.port}")
+    if config.listen:
+        path = config.listen.removeprefix("unix:")
+        if not os.path.isabs(path):
+            raise ConfigError(f"listen: expected an absolute path for --on-demand, got {path!r}")
+        check_length(path)
+        streams.append(_unit_path(Path(path)))
+    return tuple(streams)
+
+
+def _bound(host: str) -> str:
+    """The address that `serve` binds for a host; systemd looks up no names, and one looked up here may change."""
+    name = host.strip("[]")
+    if name.lower() == "localhost":
+        return "127.0.0.1"
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address | None = None
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(name)
+    if address is None or "%" in name:
+        raise ConfigError(f"host: expected an IP address without a zone for --on-demand, got {host!r}")
+    return f"[{address}]" if address.version == 6 else str(address)
 
 
 def install(wanted: Plan, run: Run = run_command, *, start: bool = True) -> list[str]:
@@ -225,7 +262,16 @@ def status(wanted: Plan, run: Run = run_command) -> tuple[bool, dict[str, str]]:
         shown["socket"] = "active: starts with the first connection"
     if hint := exit_hint(values.get("ExecMainStatus", "")):
         shown["hint"] = hint
+    elif waiting and not _listens_as(next(file for file in wanted.units if file.path.suffix == ".socket")):
+        shown["hint"] = "the socket listens elsewhere than the configuration says; `service install --on-demand` again"
     return values.get("ActiveState") == "active" or waiting, shown
+
+
+def _listens_as(wanted: File) -> bool:
+    """Whether the socket unit that is installed has the addresses of the one that would be."""
+    with contextlib.suppress(OSError):
+        return units.listen_in(wanted.path.read_text("utf-8", "replace")) == units.listen_in(wanted.text)
+    return True
 
 
 def _launchd_status(run: Run, shown: dict[str, str]) -> tuple[bool, dict[str, str]]:

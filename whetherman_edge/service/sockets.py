@@ -60,8 +60,7 @@ def bind_unix(path: str) -> socket.socket:
     Raises PortTaken and ConfigError.
     """
     file = Path(path)
-    if len(os.fsencode(path)) > 107:  # sun_path of Linux, with its closing NUL; macOS has 104
-        raise ConfigError(f"listen: expected a socket path of at most 107 bytes, got {len(os.fsencode(path))}")
+    check_length(path)
     with _alone_in(file.parent):
         _clear_stale(file)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -78,6 +77,12 @@ def bind_unix(path: str) -> socket.socket:
         listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def check_length(path: str) -> None:
+    """Raise ConfigError for a path that no Unix socket can have."""
+    if len(os.fsencode(path)) > 107:  # sun_path of Linux, with its closing NUL; macOS has 104
+        raise ConfigError(f"listen: expected a socket path of at most 107 bytes, got {len(os.fsencode(path))}")
 
 
 def unlink_unix(path: str) -> None:

@@ -19,14 +19,21 @@ SYSTEM_SECRETS = "/etc/whetherman/secrets.env"
 MARK = "Written by `whetherman-edge service install`; own lines go into a drop-in (systemctl edit). Text sha256: "
 PORT = 8088
 
+# Beginnings of addresses that can be bound before the network is up; a path is one too.
+_EVERYWHERE_OR_HERE = ("127.", "0.0.0.0:", "[::1]:", "[::]:", "/")
+_UNKNOWN = "# Not where the configuration says"
+
 
 class Place(msgspec.Struct, frozen=True):
-    """What differs between machines. ``python``, ``config`` and ``log`` are absolute paths."""
+    """What differs between machines. ``python``, ``config`` and ``log`` are absolute paths.
+
+    ``listen``: the addresses of the socket unit, as ListenStream= has them; () where it cannot have the daemon's.
+    """
 
     python: str
     config: str
     log: str = ""
-    port: int = PORT
+    listen: tuple[str, ...] = (f"127.0.0.1:{PORT}",)
 
 
 # Holds in every manager, also an unprivileged one: these are system-call filters and flags, no mounts.
@@ -138,14 +145,24 @@ WantedBy=default.target
 
 
 def socket_unit(place: Place) -> str:
-    """Starts the service with the first connection; that one waits in the kernel's queue until the gate is warm."""
+    """Starts the service with the first connection; that one waits in the kernel's queue until the gate is warm.
+
+    It listens where the daemon itself would, and in the same way.
+    """
+    streams = "".join(f"ListenStream={address}\n" for address in place.listen)
+    if not place.listen:  # never started by us, and a unit without any address cannot even be disabled
+        streams = f"{_UNKNOWN}; `service install --on-demand` says why it cannot.\nListenStream=127.0.0.1:{PORT}\n"
+    if any(not address.startswith(_EVERYWHERE_OR_HERE) for address in place.listen):
+        streams += "# A machine gets its addresses later than its sockets.\nFreeBind=yes\n"
+    if any(address.startswith("/") for address in place.listen):
+        streams += "# For whoever runs the unit alone, and gone with it, as with the daemon's own.\n"
+        streams += "SocketMode=0600\nRemoveOnStop=yes\n"
     return _marked(f"""\
 [Unit]
 Description=Whetherman Edge, started on demand
 
 [Socket]
-ListenStream=127.0.0.1:{place.port}
-Accept=no
+{streams}Accept=no
 Backlog=512
 
 [Install]
@@ -187,6 +204,11 @@ def config_in(text: str) -> str:
     else:
         words = [word for line in text.splitlines() if line.startswith("ExecStart=") for word in line.split()]
     return words[words.index("--config") + 1] if "--config" in words[:-1] else ""
+
+
+def listen_in(text: str) -> list[str]:
+    """What a socket unit says about its addresses, what it does not know of them included."""
+    return [line for line in text.splitlines() if line.startswith(("ListenStream=", _UNKNOWN))]
 
 
 def is_ours(text: str) -> bool:
