@@ -26,19 +26,74 @@ function time(seconds) {
   return at.toLocaleString(undefined, { month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
 }
 
+// Makes the children of parent like the wanted ones, and leaves alone what is as wanted: focus, selection and an open list
+// of choices live in the nodes. A node's key says which one it is to be compared with; without one, its place does.
+function settle(parent, wanted) {
+  const keyOf = (node, place) => node.dataset.key || "#" + place;
+  const present = new Map([...parent.children].map((node, place) => [keyOf(node, place), node]));
+  const nodes = wanted.map((node, place) => {
+    const before = present.get(keyOf(node, place));
+    if (!before || before.tagName !== node.tagName) return node;
+    present.delete(keyOf(node, place));
+    if (!before.isEqualNode(node)) alike(before, node);
+    return before;
+  });
+  const staying = new Set(nodes);
+  const leaving = [...parent.children].filter((node) => !staying.has(node));
+  inherit(parent, leaving, staying);
+  for (const node of leaving) node.remove();
+  const used = nodes.find(isUsed);
+  let at = parent.firstElementChild;
+  for (const node of nodes) {
+    // To move a node takes its focus and selection: whatever stands before it moves instead.
+    while (node === used && at !== used && used.parentNode === parent) {
+      const next = at.nextElementSibling;
+      parent.append(at);
+      at = next;
+    }
+    if (node === at) at = at.nextElementSibling;
+    else parent.insertBefore(node, at);
+  }
+}
+
+// Whether somebody has the focus or selected text in it.
+function isUsed(node) {
+  const selection = getSelection();
+  return node.contains(document.activeElement) || (!selection.isCollapsed && selection.containsNode(node, true));
+}
+
+// A row that leaves the list while it has the focus gives it to the next one that stays, or else to the last.
+function inherit(parent, leaving, staying) {
+  const lost = leaving.find((node) => node.contains(document.activeElement));
+  if (!lost) return;
+  const heirs = [...parent.children].filter((node) => staying.has(node) && node.tabIndex >= 0);
+  const next = heirs.find((node) => lost.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING);
+  const heir = next || heirs[heirs.length - 1];
+  if (heir) heir.focus({ preventScroll: true });
+}
+
+// Every node of this page holds either text or elements.
+function alike(node, wanted) {
+  for (const { name } of [...node.attributes]) if (!wanted.hasAttribute(name)) node.removeAttribute(name);
+  for (const { name, value } of wanted.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  if (node.children.length || wanted.children.length) settle(node, [...wanted.children]);
+  else if (node.textContent !== wanted.textContent) node.textContent = wanted.textContent;
+}
+
 function cards(parent, pairs) {
-  parent.replaceChildren(...pairs.map(([value, label]) => {
+  settle(parent, pairs.map(([value, label]) => {
     const card = make("div", undefined, "card");
     card.append(make("b", value), make("span", label));
     return card;
   }));
 }
 
-function table(node, columns, values) {
+function table(node, columns, values, keyOf) {
   const head = make("tr");
   for (const [title, , numeric] of columns) head.append(make("th", title, numeric ? "n" : ""));
   const body = values.map((value) => {
     const line = make("tr");
+    line.dataset.key = "=" + keyOf(value);
     for (const [, read, numeric] of columns) line.append(make("td", read(value), numeric ? "n" : "wrap"));
     return line;
   });
@@ -49,12 +104,12 @@ function table(node, columns, values) {
     line.append(empty);
     body.push(line);
   }
-  node.replaceChildren(head, ...body);
+  settle(node, [head, ...body]);
 }
 
 function days(parent, perDay) {
   const most = Math.max(1, ...perDay.map((day) => LABELS.reduce((sum, label) => sum + day[label], 0)));
-  parent.replaceChildren(...perDay.map((day) => {
+  settle(parent, perDay.length ? perDay.map((day) => {
     const line = make("div", undefined, "day");
     const bar = document.createElementNS(SVG, "svg");
     bar.setAttribute("viewBox", "0 0 100 10");
@@ -77,8 +132,7 @@ function days(parent, perDay) {
     }
     line.append(make("span", day.day), bar, make("span", number(total)));
     return line;
-  }));
-  if (!perDay.length) parent.replaceChildren(make("p", "nothing yet"));
+  }) : [make("p", "nothing yet")]);
 }
 
 function choices(id, values) {
@@ -86,9 +140,14 @@ function choices(id, values) {
   const chosen = select.value;
   const known = new Set(values.filter(Boolean));
   if (chosen) known.add(chosen);
-  select.replaceChildren(make("option", "all"), ...[...known].map((value) => make("option", value)));
-  select.options[0].value = "";
-  select.value = chosen;
+  const options = ["", ...[...known].sort()].map((value) => {
+    const option = make("option", value || "all");
+    option.value = value;
+    option.dataset.key = "=" + value;
+    return option;
+  });
+  settle(select, options);
+  if (select.value !== chosen) select.value = chosen;
 }
 
 function happened(row) {
@@ -116,6 +175,8 @@ function rowNodes(row) {
   const cell = make("td", Object.entries(row).filter(([, value]) => value !== "").map(([name, value]) => name + "=" + value).join("  "));
   cell.colSpan = ROW_COLUMNS.length;
   more.append(cell);
+  line.dataset.key = "row" + row.id;
+  more.dataset.key = "more" + row.id;
   line.tabIndex = 0;
   const toggle = () => {
     more.hidden = !more.hidden;
@@ -136,6 +197,23 @@ function passes(row) {
     && (!$("f-suspect").checked || row.suspect);
 }
 
+// The row that must not move on the screen when others come before it: the one in use, or whoever reads on has the first
+// in view. With the beginning of the list in view there is none.
+function inView() {
+  const lines = [...$("rows").children];
+  const isSeen = (line) => line.getBoundingClientRect().bottom > 0 && line.getBoundingClientRect().top < innerHeight;
+  const used = lines.find(isUsed);
+  if (used && isSeen(used)) return used;
+  return lines.length && !isSeen(lines[0]) ? lines.find(isSeen) : undefined;
+}
+
+function steadily(change) {
+  const held = inView();
+  const top = held && held.getBoundingClientRect().top;
+  change();
+  if (held && held.isConnected) scrollBy(0, held.getBoundingClientRect().top - top);
+}
+
 function showRows() {
   const head = make("tr");
   for (const title of ROW_COLUMNS) head.append(make("th", title, title === "confidence" || title === "seconds" ? "n" : ""));
@@ -148,7 +226,7 @@ function showRows() {
     line.append(empty);
     nodes.push(line);
   }
-  $("rows").replaceChildren(head, ...nodes);
+  settle($("rows"), [head, ...nodes]);
 }
 
 function showSummary(data) {
@@ -164,7 +242,7 @@ function showSummary(data) {
     ["decision", (one) => one.decision], ["withheld", (one) => number(one.withheld), true],
     ["shadow", (one) => number(one.shadow), true],
     ["called in shadow", (one) => (one.shadow_called === null ? "–" : number(100 * one.shadow_called, 1) + " %"), true],
-  ], saved.basis);
+  ], saved.basis, (one) => one.decision);
   days($("days"), data.per_day);
   table($("agents"), [
     ["agent", (one) => one.agent || "–"], ["profile", (one) => one.profile || "none (shadow)"],
@@ -172,14 +250,14 @@ function showSummary(data) {
     ["would change", (one) => number(one.shadowed), true], ["called", (one) => number(one.called), true],
     ["leaked", (one) => number(one.leaked), true], ["backed off", (one) => number(one.backed_off), true],
     ["gate ms", (one) => number(one.gate_ms, 2), true], ["last", (one) => time(one.last_s)],
-  ], data.agents);
-  table($("reasons"), [["reason", (one) => one.reason], ["requests", (one) => number(one.n), true]], data.reasons);
+  ], data.agents, (one) => one.agent + " " + one.profile);
+  table($("reasons"), [["reason", (one) => one.reason], ["requests", (one) => number(one.n), true]], data.reasons, (one) => one.reason);
   choices("f-agent", data.agents.map((one) => one.agent));
   choices("f-reason", data.reasons.map((one) => one.reason));
 }
 
 function say(text, bad) {
-  $("state").textContent = text;
+  if ($("state").textContent !== text) $("state").textContent = text; // else a reader would hear it again each time
   $("state").className = bad ? "bad" : "";
 }
 
@@ -207,11 +285,10 @@ async function load(older) {
     return;
   }
   const data = await answer.json();
-  showSummary(data);
   const known = new Map((older ? state.rows : []).concat(data.rows_list).map((row) => [row.id, row]));
   state.rows = [...known.values()].sort((a, b) => b.id - a.id);
   if (state.rows.length) state.before = state.rows[state.rows.length - 1].id;
-  showRows();
+  steadily(() => { showSummary(data); showRows(); });
   const dropped = Object.values(data.dropped || {}).reduce((sum, n) => sum + n, 0);
   say(number(data.rows) + " decisions recorded" + (data.recording ? "" : " (recording is off)")
     + (dropped ? "; " + number(dropped) + " could not be recorded" : ""), dropped > 0);
