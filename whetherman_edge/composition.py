@@ -165,10 +165,16 @@ class Gate:
     def field(self) -> dict[str, Any]:
         """What ``/health`` says of agents: ``unusable`` profiles and why, and what the requests showed of each agent.
 
-        Of an agent: ``applied`` interventions, the test that ``stopped`` them or "", and why to ``recalibrate`` or "".
+        Of an agent: ``applied`` interventions of scored decisions and the test that ``stopped`` them or "", the same of
+        the ``loop_guard``, and why to ``recalibrate`` or "".
         """
         agents = {
-            agent: {"applied": record.n_applied, "stopped": record.stopped, "recalibrate": record.advice}
+            agent: {
+                "applied": record.n_applied,
+                "stopped": record.stopped,
+                "loop_guard": {"applied": record.loop_guard.n_applied, "stopped": record.loop_guard.stopped},
+                "recalibrate": record.advice,
+            }
             for agent, record in self._sessions.records().items()
         }
         return {"unusable": self._profile_faults, "agents": agents}

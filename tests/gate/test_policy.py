@@ -23,7 +23,7 @@ from whetherman_edge.gate.policy import (
     mode_for,
     unscored,
 )
-from whetherman_edge.gate.verdict import Decision, Label, Verdict
+from whetherman_edge.gate.verdict import CAUSES, Cause, Decision, Label, Verdict
 from whetherman_edge.profiles.payoff import ToolCost, in_order
 from whetherman_edge.profiles.schema import ByKind, Profile, Tau
 
@@ -197,8 +197,69 @@ def test_D13_a_loop_is_steered_to_an_answer_whatever_the_scores() -> None:
 
 
 def test_an_agent_that_does_not_go_along_is_left_alone() -> None:
-    decision = decided(verdict_of("ANSWER"), session=SessionState(backed_off=True))
+    decision = decided(verdict_of("ANSWER"), session=SessionState(backed_off=("scored",)))
     assert (decision.label, decision.verdict, decision.reason) == ("ACT", "ANSWER", "backed_off")
+    assert decision.cause == "scored"
+    assert decided(verdict_of("ANSWER"), session=SessionState(backed_off=("loop_guard",))).label == "ANSWER"
+    assert decided(verdict_of("ACT"), session=SessionState(backed_off=CAUSES)).reason == "need"
+
+
+def loop() -> ChatView:
+    step = [calls("get_weather", {"city": "Oslo"}), result("rain")]
+    return chat_of(user("What is the weather like in Oslo?"), *step, *step, tools=[WEATHER])
+
+
+@pytest.mark.parametrize(
+    ("label", "backed_off", "decided_is"),
+    [
+        ("ANSWER", (), ("ANSWER", "loop_guard", "loop_guard")),
+        ("ANSWER", ("scored",), ("ANSWER", "loop_guard", "loop_guard")),
+        ("ANSWER", ("loop_guard",), ("ANSWER", "scored", "scored")),
+        ("ACT", ("loop_guard",), ("ACT", "backed_off", "loop_guard")),
+        ("ANSWER", CAUSES, ("ACT", "backed_off", "loop_guard")),
+        ("ACT", CAUSES, ("ACT", "backed_off", "loop_guard")),
+    ],
+)
+def test_in_a_loop_each_cause_steers_unless_it_has_backed_off(
+    label: Label, backed_off: tuple[Cause, ...], decided_is: tuple[str, str, str]
+) -> None:
+    decision = decided(verdict_of(label), loop(), session=SessionState(backed_off=backed_off))
+    assert (decision.label, decision.reason, decision.cause) == decided_is
+
+
+def test_a_forced_verdict_goes_before_the_loop_guard() -> None:
+    assert [(forced(label, loop()).reason, forced(label, loop()).cause) for label in ("ANSWER", "ACT")] == [
+        ("forced", "scored"),
+        ("forced", ""),
+    ]
+
+
+@pytest.mark.parametrize("backed_off", [(), ("scored",), ("loop_guard",), CAUSES])
+def test_without_a_verdict_the_loop_guard_asks_for_its_own_evidence_only(backed_off: tuple[Cause, ...]) -> None:
+    decision = decide_unscored("gate_timeout", loop(), SessionState(backed_off=backed_off), SETTINGS)
+    if "loop_guard" in backed_off:
+        assert decision == unscored("gate_timeout")
+    else:
+        assert (decision.label, decision.reason, decision.cause) == ("ANSWER", "loop_guard", "loop_guard")
+
+
+def test_what_would_have_withheld_is_said_also_where_a_guard_forbids_it() -> None:
+    action = chat_of(user("delete the old tunnel"), tools=[tool("list_tunnels"), tool("delete_tunnel")])
+    vetoed = forced("ANSWER", action)
+    assert (vetoed.reason, vetoed.cause) == ("guard:action", "scored")
+    assert decided(verdict_of("ACT")).cause == forced("ACT").cause == unscored("need").cause == ""
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_skip_is_remembered_with_what_made_it_until_the_turn_after_it(cause: Cause) -> None:
+    skip = msgspec.structs.replace(forced("ANSWER"), cause=cause)
+    state = SessionState().after(skip, ASKED, applied=True)
+    assert (state.skipped_in_turn, state.skipped_by) == (1, cause)
+    step = chat_of(user("What is the weather like?"), calls("get_weather"), result("rain"))
+    assert state.after(unscored("need"), step, applied=False).skipped_by == cause
+    later = chat_of(user("What is the weather like?"), says("Mild."), user("And tomorrow?"))
+    gone = state.after(unscored("need"), later, applied=False)
+    assert (gone.skipped_in_turn, gone.skipped_by) == (0, "")
 
 
 def test_O02_a_fallback_never_looks_like_a_scored_act() -> None:
@@ -244,7 +305,7 @@ def test_what_is_forced_needs_no_gate() -> None:
     decision = decide_unscored("model_missing", ASKED, SessionState(), settings)
     assert (decision.label, decision.reason, decision.engine) == ("ANSWER", "forced", "none")
     assert decide_unscored("profile_unknown", ASKED, SessionState(), settings) == unscored("profile_unknown")
-    held = decide_unscored("model_missing", ASKED, SessionState(backed_off=True), settings)
+    held = decide_unscored("model_missing", ASKED, SessionState(backed_off=("scored",)), settings)
     assert (held.label, held.reason) == ("ACT", "backed_off")
 
 

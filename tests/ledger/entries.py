@@ -35,6 +35,7 @@ _DEFAULT: dict[str, Any] = {
     "gate_ms": 0.1,
     "total_ms": 1000.0,
     "text": "",
+    "cause": "scored",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import pytest
@@ -52,6 +53,34 @@ def test_counts_by_hour_day_and_agent(write):
     assert shown["hour"] == {"ACT": 1, "ANSWER": 1, "ASK": 0, "DECLINE": 0, "applied": 1}
     assert [(day["ACT"], day["ANSWER"], day["ASK"]) for day in shown["per_day"]] == [(0, 0, 1), (1, 1, 0)]
     assert {one["agent"]: one["requests"] for one in shown["agents"]} == {"a": 2, "b": 1}
+
+
+def test_leaks_and_back_offs_are_counted_by_what_withheld(write):
+    path = write(
+        *(at(9, reason="leaked_call", mode="enforce", calls=1, cause=cause) for cause in ("scored", "loop_guard", "")),
+        *(at(9, reason="backed_off", decision="ACT", cause=cause) for cause in ("scored", "scored", "loop_guard")),
+        at(9, reason="loop_guard", cause="loop_guard"),
+    )
+    (agent,) = summary(path, now_s=NOW_S)["agents"]
+    assert [agent[key] for key in ("leaked", "loop_guard_leaked", "backed_off", "loop_guard_backed_off")] == [
+        3,
+        1,
+        3,
+        1,
+    ]
+
+
+def test_a_ledger_of_before_a_column_came_is_read_as_it_will_be_written_on(write):
+    path = write(at(90, session=1, applied=True, mode="enforce"), at(80, session=1, decision="ACT", calls=1))
+    with sqlite3.connect(path) as db:
+        db.execute("ALTER TABLE decisions DROP COLUMN cause")
+    before = summary(path, now_s=NOW_S), rows(path)
+    assert [(row["cause"], bool(row["suspect"])) for row in before[1]] == [("", False), ("", True)]
+    assert before[0]["agents"][0]["loop_guard_leaked"] == 0
+    assert rows(path, where={"decision": "ACT"}, before=9)[0]["id"] == 2
+    write(at(10, cause="loop_guard"))
+    assert [row["cause"] for row in rows(path)] == ["loop_guard", "", ""]
+    assert rows(path)[1:] == before[1]
 
 
 def test_savings_are_counted_against_shadow(write):

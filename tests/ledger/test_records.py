@@ -115,6 +115,29 @@ def test_what_was_written_behind_the_file_is_set_aside_with_it(tmp_path):
         assert kept.execute("SELECT count(*) FROM sqlite_master WHERE name = 'later'").fetchone() == (1,)
 
 
+def test_a_ledger_of_before_a_column_came_is_gone_on_with_by_both(tmp_path):
+    """Nothing is set aside: neither the earlier version's file by this one, nor this one's by the earlier."""
+    path = tmp_path / "l.sqlite3"
+    names = [name for name in COLUMNS if name not in records.ADDED]
+    earlier = f"INSERT INTO decisions ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    values = [getattr(entry(), name) for name in names]
+    with sqlite3.connect(path) as db:
+        db.execute(f"CREATE TABLE decisions (id INTEGER PRIMARY KEY, {', '.join(names)})")
+        db.execute(f"PRAGMA user_version={records.SCHEMA_VERSION}")
+        db.execute(earlier, values)
+    path.chmod(0o600)
+    for _ in range(2):
+        ledger = Ledger(path)
+        ledger.record(entry(cause="loop_guard"))
+        ledger.close()
+        assert (ledger.written, ledger.dropped["storage"]) == (1, 0)
+    with sqlite3.connect(path) as db:
+        db.execute(earlier, values)
+        assert db.execute("PRAGMA user_version").fetchone() == (records.SCHEMA_VERSION,)
+    assert [row[COLUMNS.index("cause")] for row in stored(path)] == ["", "loop_guard", "loop_guard", ""]
+    assert list(tmp_path.glob("*.broken-*")) == []
+
+
 def test_two_broken_ledgers_in_a_second_are_both_kept(tmp_path):
     path = tmp_path / "l.sqlite3"
     for content in (b"one", b"two"):

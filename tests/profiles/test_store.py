@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from tests.profiles.samples import SHA256, profile_of
 from whetherman_edge import engine
 from whetherman_edge.errors import ProfileError, ProfileNotFound, UsageError
-from whetherman_edge.profiles import cli, store
-from whetherman_edge.profiles.schema import EngineArtifact, Profile, serialize_profile
+from whetherman_edge.profiles import cli, field, store
+from whetherman_edge.profiles.schema import EngineArtifact, Profile, basis_of, serialize_profile
 from whetherman_edge.profiles.store import ProfileStore, is_name
 
 GOOD = serialize_profile(profile_of())
@@ -179,6 +180,38 @@ def test_the_verb_imports_lists_shows_and_exports(
     with pytest.raises(UsageError, match="exists already"):
         command("export", "laptop", str(target))
     assert command("export", "laptop", str(target), "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("scored", "looped", "state"),
+    [("leaked", "", "calibrate again"), ("", "leaked", "calibrated"), ("", "", "calibrated")],
+)
+def test_what_the_field_showed_is_shown_by_what_withheld(
+    command: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], scored: str, looped: str, state: str
+) -> None:
+    """Calibration mends thresholds; it does nothing for a rule."""
+    assert callable(command)
+    source = tmp_path / "laptop.json"
+    source.write_bytes(GOOD)
+    assert command("import", str(source)) == 0
+    record = field.FieldRecord(
+        basis=basis_of(profile_of()),
+        at_s=time.time(),
+        tests={"leaked": (4, 0.5), "ignored": (0, 0.0)},
+        n_applied=4,
+        stopped=scored,
+        loop_guard=field.CauseRecord({"leaked": (3, 500.0)}, 7, looped),
+    )
+    field.write(field.default_path(), {"profile:laptop": record}, time.time())
+    capsys.readouterr()
+    assert command("show", "laptop") == 0
+    shown = capsys.readouterr().out
+    assert "scored: 4 interventions; evidence against them (100 stops): leaked 0.5 of 4\n" in shown
+    assert "loop guard: 7 interventions; evidence against them (100 stops): leaked 5e+02 of 3\n" in shown
+    assert ("scored: stopped: the evidence of 'leaked' turned against it; calibrate again\n" in shown) == bool(scored)
+    assert ("loop guard: stopped: the evidence of 'leaked' turned against it\n" in shown) == bool(looped)
+    assert command("list", "--json") == 0
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == [state]
 
 
 def test_a_profile_of_another_engine_is_taken_by_force_only_and_listed_as_unusable(

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.fakes.chats import looping
 from tests.fakes.client import Client, once, post
 from tests.fakes.upstream import PATIENCE_S, completion, reply, tool_call
 from whetherman_edge.ledger import records
@@ -46,6 +47,27 @@ async def test_a_decision_is_recorded_and_shown(serve, judge, tmp_path):
     stored = b"".join(one.read_bytes() for one in tmp_path.iterdir())
     assert b"PROMPTTEXT" not in stored
     assert b"SESSIONSECRET" not in stored
+
+
+async def test_what_withheld_or_would_have_is_recorded(upstream, serve, judge):
+    upstream.default = reply(completion(None, tool_calls=[tool_call()]))
+    async with serve(mode="enforce", intervention="strip") as url:
+        await post(url, CHAT)
+        for n in range(4):
+            await post(url, {**looping(3), "model": "m"}, x_session_id=f"s{n}")
+        shown = await data(url, n=5)
+    assert [(row["reason"], row["cause"]) for row in reversed(shown["rows_list"])] == [
+        ("need", ""),
+        *[("leaked_call", "loop_guard")] * 3,
+        ("backed_off", "loop_guard"),
+    ]
+    (agent,) = shown["agents"]
+    assert [agent[key] for key in ("leaked", "loop_guard_leaked", "backed_off", "loop_guard_backed_off")] == [
+        3,
+        3,
+        1,
+        1,
+    ]
 
 
 async def test_text_is_kept_on_request_only(serve, judge):

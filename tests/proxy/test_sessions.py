@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from whetherman_edge.dialects.chat import ChatView, Message
+from whetherman_edge.gate.backoff import DialogueEvidence
 from whetherman_edge.gate.policy import SessionState, unscored
 from whetherman_edge.proxy.learned import MODELS_MAX, Learned
 from whetherman_edge.proxy.sessions import AGENTS_MAX, SESSIONS_MAX, Sessions
@@ -49,7 +50,7 @@ def test_dialogues_agents_and_models_are_bounded():
     assert len(sessions) == SESSIONS_MAX
     assert sessions.session(chat("0"), "", "a") == SessionState()
     for number in range(AGENTS_MAX + 10):
-        sessions.record(f"agent {number}", "kept")
+        sessions.record(f"agent {number}", "scored", "kept")
     for number in range(MODELS_MAX + 10):
         learned.refused(f"model {number}", "prefill")
     assert not learned.refuses("model 0", "prefill")
@@ -59,9 +60,32 @@ def test_dialogues_agents_and_models_are_bounded():
 def test_a_leaking_agent_is_backed_off_and_others_are_not():
     sessions = Sessions()
     for _ in range(3):
-        sessions.record("profile:a", "leaked")
-    assert sessions.session(chat("x"), "", "profile:a").backed_off
+        sessions.record("profile:a", "scored", "leaked")
+    assert sessions.session(chat("x"), "", "profile:a").backed_off == ("scored",)
     assert not sessions.session(chat("x"), "", "profile:b").backed_off
+
+
+def test_a_cause_that_stopped_in_the_dialogue_or_for_the_agent_leaves_alone():
+    sessions = Sessions()
+    evidence = DialogueEvidence()
+    for _ in range(3):
+        evidence = evidence.after("loop_guard", "leaked")
+    sessions.keep(chat("x"), "", SessionState(evidence=evidence))
+    assert sessions.session(chat("x"), "", "a").backed_off == ("loop_guard",)
+    for _ in range(3):
+        sessions.record("a", "scored", "leaked")
+    assert sessions.session(chat("x"), "", "a").backed_off == ("scored", "loop_guard")
+    assert sessions.session(chat("y"), "", "a").backed_off == ("scored",)
+    assert sessions.session(chat("x"), "", "b").backed_off == ("loop_guard",)
+
+
+def test_each_stop_is_news_for_the_file():
+    sessions, news = Sessions(), []
+    sessions.on_stop = lambda: news.append(1)
+    for cause in ("scored", "loop_guard"):
+        for _ in range(4):
+            sessions.record("a", cause, "leaked")
+    assert len(news) == 2
 
 
 def test_r13_a_refusal_narrows_the_capability_of_that_model_only():

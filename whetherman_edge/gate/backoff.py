@@ -1,10 +1,20 @@
-"""Stop an intervention when the evidence in the field turns: sequential tests, by agent and by dialogue. Pure.
+"""Stop what withholds when the evidence in the field turns: sequential tests, by agent, by dialogue, by cause. Pure.
 
 "Never worse" also after calibration. Each kind of failure has a rate that is tolerated, and a test of "the rate is at
 most that": a mixture over all starting points of likelihood ratios against a clearly worse rate. Under a tolerated
 rate its expectation stays at most 1 however long one looks, so the chance that it *ever* reaches 1/ERROR is at most
 ERROR (Ville's inequality): the count may be looked at after every request. Summing over starting points is what lets
 an agent that went along a hundred times and then changed be noticed soon.
+
+What a scored decision withholds and what the loop guard does have tests of their own, and each stops on its own: an
+agent that calls behind scored skips says nothing of a rule about calls that came back with the same result, nor the
+rule's failures of the scores. A cause's tests see that cause's outcomes alone, and all of them in their order, so each
+keeps the bound whatever the other cause does, which may change what it gets to see: the inequality asks only that,
+given all that was before, the next of its outcomes fails with a tolerated chance. A cause is stopped wrongly with a
+chance of at most ERROR times the number of its tests (TESTS). Where nothing can be steered, both fail, and both stop.
+
+There are two causes and no more. Each has to fail by itself before it is stopped (three leaks in a row), and nothing
+measured says that kinds of decision or phases of a dialogue fail apart as these two do.
 """
 
 from __future__ import annotations
@@ -13,13 +23,15 @@ from typing import Final, Literal
 
 import msgspec
 
+from whetherman_edge.gate.verdict import CAUSES, Cause
+
 Signal = Literal["leaked", "ignored", "repeated", "called_next"]
 Outcome = Literal["kept", "leaked", "refused", "heeded", "ignored", "repeated", "called_next", "went_on"]
 
 ERROR: Final = 0.01
-"""Chance that one test ever stops an agent whose failures stay within the tolerated rate; there are four tests."""
+"""Chance that one test ever stops a cause for an agent whose failures stay within the tolerated rate."""
 SESSION_ERROR: Final = 0.05
-"""The same for the one test of a dialogue."""
+"""The same for the one test of a cause in a dialogue."""
 NOTE_ERROR: Final = 0.1
 """The same for giving up notes in favour of taking tools away, which costs little when it is wrong."""
 EVIDENCE_MAX: Final = 1e12
@@ -42,6 +54,13 @@ RATES: Final[dict[Signal, Rates]] = {
     "called_next": Rates(0.5, 0.85),
 }
 SESSION_RATES: Final = Rates(0.1, 0.5)
+
+# called_next is no test of the loop guard: an agent that has just looped makes calls in every turn, so that half of
+# the turns is not its natural rate, and those that loop in each turn would lose the guard first.
+TESTS: Final[dict[Cause, tuple[Signal, ...]]] = {
+    "scored": ("leaked", "ignored", "repeated", "called_next"),
+    "loop_guard": ("leaked", "ignored", "repeated"),
+}
 
 # What an outcome says to which test: True is a failure.
 _SAYS: Final[dict[Outcome, tuple[tuple[Signal, bool], ...]]] = {
@@ -73,8 +92,10 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
 NO_EVIDENCE: Final = Evidence()
 
 
-class AgentState(msgspec.Struct, frozen=True, gc=False):
-    """What the field showed of one agent. ``n_applied``: interventions; ``stopped``: the test that ended them."""
+class CauseState(msgspec.Struct, frozen=True, gc=False):
+    """What the field showed of one cause with one agent. ``n_applied``: interventions; ``stopped``: the test that ended
+    them, or "". It stays so until the agent's profile changes or the state is old.
+    """
 
     leaked: Evidence = NO_EVIDENCE
     ignored: Evidence = NO_EVIDENCE
@@ -83,16 +104,13 @@ class AgentState(msgspec.Struct, frozen=True, gc=False):
     n_applied: int = 0
     stopped: Signal | Literal[""] = ""
 
-    def after(self, outcome: Outcome) -> AgentState:
-        """The state after one more outcome.
-
-        Of an applied intervention: ``kept`` or ``leaked`` where tools were withheld, ``heeded`` or ``ignored`` where a
-        note left them in place, ``refused`` by the upstream. Of the request that follows a skip in its dialogue:
-        ``repeated``, ``called_next``, or ``went_on``.
-        """
+    def after(self, outcome: Outcome, tests: tuple[Signal, ...]) -> CauseState:
+        """The state after one more outcome (see ``AgentState.after``). ``tests``: the cause's."""
         changes: dict[str, Evidence] = {}
         stopped = self.stopped
         for signal, failed in _SAYS[outcome]:
+            if signal not in tests:
+                continue
             found: Evidence = getattr(self, signal)
             changes[signal] = found.after(RATES[signal], failed=failed)
             if not stopped and changes[signal].e >= 1.0 / ERROR:
@@ -102,25 +120,73 @@ class AgentState(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def notes_ignored(self) -> bool:
-        """True when this agent calls in spite of notes: tools are better taken away from it, where that is safe.
-
-        Qwen2.5-Coder-0.5B on a llama.cpp server called again after each note behind a result (5 of 5) and answered when
-        stripped.
-        """
+        """True when the agent calls in spite of this cause's notes."""
         return self.ignored.e >= 1.0 / NOTE_ERROR
 
+
+NEW_CAUSE: Final = CauseState()
+
+
+class AgentState(msgspec.Struct, frozen=True, gc=False):
+    """What the field showed of one agent, by what withheld."""
+
+    scored: CauseState = NEW_CAUSE
+    loop_guard: CauseState = NEW_CAUSE
+
+    def of(self, cause: Cause) -> CauseState:
+        """The part of one cause."""
+        return self.scored if cause == "scored" else self.loop_guard
+
+    def after(self, cause: Cause, outcome: Outcome) -> AgentState:
+        """The state after one more outcome of what ``cause`` withheld.
+
+        Of an applied intervention: ``kept`` or ``leaked`` where tools were withheld, ``heeded`` or ``ignored`` where a
+        note left them in place, ``refused`` by the upstream. Of the request that follows a skip in its dialogue:
+        ``repeated``, ``called_next``, or ``went_on``.
+        """
+        return msgspec.structs.replace(self, **{cause: self.of(cause).after(outcome, TESTS[cause])})
+
     @property
-    def backed_off(self) -> bool:
-        """True when this agent is to be left alone. It stays so until its profile changes or the state is old."""
-        return self.stopped != ""
+    def backed_off(self) -> tuple[Cause, ...]:
+        """The causes that are to leave this agent alone."""
+        return tuple(cause for cause in CAUSES if self.of(cause).stopped)
+
+    @property
+    def notes_ignored(self) -> bool:
+        """True when this agent calls in spite of notes: tools are better taken away from it, where that is safe.
+
+        Either cause's notes tell, as this stops nothing. Qwen2.5-Coder-0.5B on a llama.cpp server called again after
+        each note behind a result (5 of 5) and answered when stripped.
+        """
+        return self.scored.notes_ignored or self.loop_guard.notes_ignored
+
+    @property
+    def n_applied(self) -> int:
+        """Interventions of both causes."""
+        return self.scored.n_applied + self.loop_guard.n_applied
 
 
-def in_session(evidence: Evidence, outcome: Outcome) -> Evidence:
-    """A dialogue's own evidence after one more outcome."""
-    failed = _IN_SESSION.get(outcome)
-    return evidence if failed is None else evidence.after(SESSION_RATES, failed=failed)
+class DialogueEvidence(msgspec.Struct, frozen=True, gc=False):
+    """A dialogue's own evidence, by what withheld."""
+
+    scored: Evidence = NO_EVIDENCE
+    loop_guard: Evidence = NO_EVIDENCE
+
+    def of(self, cause: Cause) -> Evidence:
+        """The part of one cause."""
+        return self.scored if cause == "scored" else self.loop_guard
+
+    def after(self, cause: Cause, outcome: Outcome) -> DialogueEvidence:
+        """The evidence after one more outcome of what ``cause`` withheld."""
+        failed = _IN_SESSION.get(outcome)
+        if failed is None:
+            return self
+        return msgspec.structs.replace(self, **{cause: self.of(cause).after(SESSION_RATES, failed=failed)})
+
+    @property
+    def backed_off(self) -> tuple[Cause, ...]:
+        """The causes that withhold nothing in this dialogue any more."""
+        return tuple(cause for cause in CAUSES if self.of(cause).e >= 1.0 / SESSION_ERROR)
 
 
-def session_stopped(evidence: Evidence) -> bool:
-    """True when nothing is withheld in this dialogue any more."""
-    return evidence.e >= 1.0 / SESSION_ERROR
+NO_DIALOGUE_EVIDENCE: Final = DialogueEvidence()

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal
 
 import msgspec
 
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ProfileError
 from whetherman_edge.gate import guards, loop_guard
-from whetherman_edge.gate.backoff import NO_EVIDENCE, Evidence
+from whetherman_edge.gate.backoff import NO_DIALOGUE_EVIDENCE, DialogueEvidence
 from whetherman_edge.gate.operating_point import NEVER, OperatingPoint
-from whetherman_edge.gate.verdict import LABELS, Decision, Label, Mode, Verdict, step_kind
+from whetherman_edge.gate.verdict import LABELS, Cause, Decision, Label, Mode, Verdict, step_kind
 from whetherman_edge.profiles.payoff import FREE, ToolCost, break_even, cost_of, payoff_of
 from whetherman_edge.profiles.schema import Profile
 
@@ -52,7 +53,7 @@ REASONS: dict[str, str] = {
     "bypass:subscription": "the credentials are a subscription's: the request is left as it came",
     "tools_unsupported": "the model takes no tools and strip_unsupported is on: sent without them",
     "bypass:encoding": "the body's content encoding is not one the gate reads",
-    "backed_off": "the evidence in this agent's or this dialogue's requests is against withholding: left alone",
+    "backed_off": "the evidence in this agent's or dialogue's requests is against what would have withheld: left alone",
     "leaked_call": "the model wrote a call although the tools were withheld; the request was sent again unmodified",
     "refused": "the upstream refused the edited request; it was sent again unmodified",
     "no_intervention": "the upstream offers no safe way to carry out the decision",
@@ -92,35 +93,39 @@ class SessionState(msgspec.Struct, frozen=True, gc=False):
 
     ``asked_in_turn``: number of user turns when ASK was last applied, 0 for never; ``asked_at_length``: number of
     messages then. ``sent_stripped``: the last request of this dialogue went out without its tools. ``skipped_in_turn``:
-    number of user turns when ANSWER or DECLINE was last applied, 0 once the request after it was looked at.
-    ``evidence``: the dialogue's own (``gate.backoff``). ``backed_off``, ``notes_ignored``, ``n_applied``: the agent's
-    state at this request.
+    number of user turns when ANSWER or DECLINE was last applied, 0 once the request after it was looked at;
+    ``skipped_by``: what withheld then. ``evidence``: the dialogue's own (``gate.backoff``). ``backed_off``: the causes
+    that this dialogue, or its agent, is to be left alone by. ``notes_ignored``, ``n_applied``: the agent's state at
+    this request.
     """
 
     asked_in_turn: int = 0
     asked_at_length: int = 0
-    backed_off: bool = False
+    backed_off: tuple[Cause, ...] = ()
     sent_stripped: bool = False
     notes_ignored: bool = False
     skipped_in_turn: int = 0
-    evidence: Evidence = NO_EVIDENCE
+    skipped_by: Cause | Literal[""] = ""
+    evidence: DialogueEvidence = NO_DIALOGUE_EVIDENCE
     n_applied: int = 0
 
     def after(self, decision: Decision, chat: ChatView, *, applied: bool, stripped: bool = False) -> SessionState:
         """The state to keep when the request has gone out; the agent's part is filled in anew each time."""
-        asked, length, skipped = self.asked_in_turn, self.asked_at_length, self.skipped_in_turn
+        asked, length = self.asked_in_turn, self.asked_at_length
+        skipped, skipped_by = self.skipped_in_turn, self.skipped_by
         turns = n_user_turns(chat) if applied or skipped else 0
         if applied and decision.label == "ASK":
             asked, length = turns, len(chat.messages)
         if applied and decision.label in ("ANSWER", "DECLINE"):
-            skipped = turns
+            skipped, skipped_by = turns, decision.cause
         elif turns != skipped:
-            skipped = 0  # which it is where the turns were not counted
+            skipped, skipped_by = 0, ""  # which it is where the turns were not counted
         return SessionState(
             asked_in_turn=asked,
             asked_at_length=length,
             sent_stripped=stripped,
             skipped_in_turn=skipped,
+            skipped_by=skipped_by,
             evidence=self.evidence,
         )
 
@@ -163,16 +168,13 @@ def decide(
     """What to do with a verdict.
 
     With ``s = 1 - p_need``: the candidate is the most probable class but ACT, and it is decided when s reaches its
-    threshold. A repeated call overrides the scores, a guard or a backed-off agent overrides both.
+    threshold. A repeated call overrides the scores, unless the loop guard has backed off; a guard, or a cause that
+    has backed off, leaves the request alone.
     Raises ProfileError when the profile's layer does not fit the verdict's fused values (a wiring fault).
     """
     probabilities = calibrated(verdict, profile, settings.fused_names)
-    label, reason = _choose(probabilities, verdict, chat, profile, settings)
-    if reason == "scored" and profile is not None:
-        label, reason = _worth(label, verdict, 1.0 - probabilities[0], chat, profile, settings)
-    if label != "ACT" and session.backed_off:
-        label, reason = "ACT", "backed_off"
-    elif label != "ACT":
+    label, reason, cause = _chosen(probabilities, verdict, chat, profile, session, settings)
+    if label != "ACT":
         veto = guard(label, reason, chat, profile, session, settings)
         if veto is not None:
             label, reason = "ACT", veto
@@ -185,6 +187,7 @@ def decide(
         reason=reason,
         engine=verdict.engine,
         tool=verdict.tool,
+        cause=cause,
     )
 
 
@@ -197,8 +200,8 @@ def decide_unscored(reason: str, chat: ChatView, session: SessionState, settings
         p: list[float] = [float(label == settings.force) for label in LABELS]
         verdict = Verdict(probabilities=(p[0], p[1], p[2], p[3]), engine="none")
         return decide(verdict, chat, None, session, settings)
-    if settings.loop_guard and not session.backed_off and loop_guard.inspect(chat).looping:
-        return msgspec.structs.replace(unscored("loop_guard"), label="ANSWER")
+    if _loops(chat, settings) and "loop_guard" not in session.backed_off:
+        return msgspec.structs.replace(unscored("loop_guard"), label="ANSWER", cause="loop_guard")
     return unscored(reason)
 
 
@@ -279,6 +282,51 @@ def may_apply(decision: Decision, mode: Mode, profile: Profile | None, force: La
     return profile is not None and profile.calibrated
 
 
+def _chosen(
+    probabilities: tuple[float, float, float, float],
+    verdict: Verdict,
+    chat: ChatView,
+    profile: Profile | None,
+    session: SessionState,
+    settings: PolicySettings,
+) -> tuple[Label, str, Cause | Literal[""]]:
+    """The decision before the guards, why, and what makes it: the loop guard, else the scores, each unless it has
+    backed off. Where one of them would have withheld and none does, "backed_off", with the one that came first.
+    """
+    cause: Cause | Literal[""] = ""
+    if _loops(chat, settings):
+        if "loop_guard" not in session.backed_off:
+            return "ANSWER", "loop_guard", "loop_guard"
+        cause = "loop_guard"
+    label, reason = _scored(probabilities, verdict, chat, profile, settings)
+    if label != "ACT" and "scored" not in session.backed_off:
+        return label, reason, "scored"
+    if label != "ACT" or cause:
+        return "ACT", "backed_off", cause or "scored"
+    return label, reason, ""
+
+
+def _loops(chat: ChatView, settings: PolicySettings) -> bool:
+    """True where the loop guard has something to say; a forced verdict is for tests of the wiring, and goes before."""
+    return settings.force is None and settings.loop_guard and loop_guard.inspect(chat).looping
+
+
+def _scored(
+    probabilities: tuple[float, float, float, float],
+    verdict: Verdict,
+    chat: ChatView,
+    profile: Profile | None,
+    settings: PolicySettings,
+) -> tuple[Label, str]:
+    """What the scores decide, if it is worth it too, or what is forced in their place."""
+    if settings.force is not None:
+        return settings.force, "forced"
+    label, reason = _choose(probabilities, verdict, chat, profile, settings)
+    if reason == "scored" and profile is not None:
+        return _worth(label, verdict, 1.0 - probabilities[0], chat, profile, settings)
+    return label, reason
+
+
 def _choose(
     probabilities: tuple[float, float, float, float],
     verdict: Verdict,
@@ -286,10 +334,6 @@ def _choose(
     profile: Profile | None,
     settings: PolicySettings,
 ) -> tuple[Label, str]:
-    if settings.force is not None:
-        return settings.force, "forced"
-    if settings.loop_guard and loop_guard.inspect(chat).looping:
-        return "ANSWER", "loop_guard"
     if profile is not None and verdict.fallback and profile.engine.name == "gemma":
         return "ACT", "backbone_late"  # what was proven about this agent was proven with the backbone
     if profile is not None:

@@ -14,6 +14,9 @@ Label = Literal["ACT", "ANSWER", "ASK", "DECLINE"]
 LABELS: tuple[Label, Label, Label, Label] = ("ACT", "ANSWER", "ASK", "DECLINE")
 Mode = Literal["off", "shadow", "enforce"]
 Engine = Literal["static", "gemma", "auto"]
+Cause = Literal["scored", "loop_guard"]
+CAUSES: Final[tuple[Cause, ...]] = ("scored", "loop_guard")
+"""What withholds: a scored decision, by a profile or default thresholds (or one forced in its place), or the rule."""
 StepKind = Literal["first", "later"]
 STEP_KINDS: tuple[StepKind, StepKind] = ("first", "later")
 PHASES: Final = ("first step", "later user turn", "after a result")
@@ -71,7 +74,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
     ``label``: ACT means the request goes out as it came. ``confidence``: probability of ``label`` under the calibrated
     (profile) probabilities. ``reason``: one of ``gate.policy.REASONS`` or ``bypass:*``, ``guard:*``.
-    ``probabilities`` and ``p_need``: after the profile's layer, if any.
+    ``probabilities`` and ``p_need``: after the profile's layer, if any. ``cause``: what withholds, or would have but
+    for a guard or its back-off; "" where nothing would.
     """
 
     label: Label
@@ -82,3 +86,4 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     reason: str
     engine: str
     tool: str = ""
+    cause: Cause | Literal[""] = ""

@@ -19,7 +19,10 @@ HELP: dict[str, str] = {
     "client_closed_total": "clients that went away before the response was complete",
     "drain_cut_total": "requests cut off at the end of the drain",
     "outcomes_total": "what the model did (called: yes, no), by decision and whether it was applied",
-    "leaked_call_total": "withheld requests whose reply was a tool call all the same, re-sent unmodified",
+    "leaked_call_total": "withheld requests whose reply was a tool call all the same, re-sent unmodified, by cause "
+    "(scored, loop_guard; client: its own tool_choice)",
+    "backed_off_total": "requests left alone because the evidence is against what would have withheld, by that cause "
+    "(scored, loop_guard)",
     "resent_total": "requests sent again, by cause (leaked_call, refused, reset; tools_unsupported: without tools)",
     "roles_mapped_total": "requests whose developer role went out as system",
     "repeat_call_total": "requests whose history repeats a call with the same result",

@@ -12,7 +12,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     ``applied``: the request was changed, and stayed so. ``calls``: tool calls of the reply, -1 where they could not be
     counted. ``last_role``: role of the last message, "tool" on a later step of an agent. ``request_bytes``: size of the
     request. ``tokens_withheld``: estimated prompt tokens of tools that were not sent. ``agent``: the model's name.
-    ``text``: start of the last user message, only with ``ledger = "text"``.
+    ``text``: start of the last user message, only with ``ledger = "text"``. ``cause``: what withheld, or would have but
+    for a guard or its back-off (scored, loop_guard), or "".
     """
 
     at_s: float
@@ -42,3 +43,4 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     gate_ms: float
     total_ms: float
     text: str = ""
+    cause: str = ""

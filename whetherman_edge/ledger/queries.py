@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from whetherman_edge.ledger.records import COLUMNS
+from whetherman_edge.ledger.records import ADDED, COLUMNS, missing_columns
 
 # Below this many shadow requests of a decision its calling rate is anybody's guess (a 95 % interval of +-0.2 and more).
 SHADOW_MIN = 20
@@ -48,7 +48,13 @@ def reading(path: Path) -> Iterator[sqlite3.Connection | None]:
     try:
         db.row_factory = sqlite3.Row
         made = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'decisions'").fetchone()
-        yield db if made is not None else None  # the writer makes the file first, then the table
+        if made is None:  # the writer makes the file first, then the table
+            yield None
+            return
+        if missing := missing_columns(db):  # of before, and not written since: seen as it will be
+            added = ", ".join(f"{ADDED[name]} AS {name}" for name in missing)
+            db.execute(f"CREATE TEMP VIEW decisions AS SELECT *, {added} FROM main.decisions")
+        yield db
     finally:
         db.close()
 
@@ -218,7 +224,9 @@ def _agents(db: sqlite3.Connection, since_s: float) -> list[dict[str, Any]]:
     found = db.execute(
         "SELECT agent, profile, count(*) AS requests, sum(applied) AS applied, "
         "sum(decision != 'ACT' AND mode = 'shadow') AS shadowed, sum(calls > 0) AS called, "
-        "sum(reason = 'leaked_call') AS leaked, sum(reason = 'backed_off') AS backed_off, avg(gate_ms) AS gate_ms, "
+        "sum(reason = 'leaked_call') AS leaked, sum(reason = 'backed_off') AS backed_off, "
+        "sum(reason = 'leaked_call' AND cause = 'loop_guard') AS loop_guard_leaked, "
+        "sum(reason = 'backed_off' AND cause = 'loop_guard') AS loop_guard_backed_off, avg(gate_ms) AS gate_ms, "
         "max(at_s) AS last_s FROM decisions WHERE at_s >= ? GROUP BY agent, profile ORDER BY requests DESC LIMIT 50",
         (since_s,),
     ).fetchall()

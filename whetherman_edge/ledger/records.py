@@ -48,7 +48,12 @@ CLOSE_TIMEOUT_S = 5.0
 
 COLUMNS = Entry.__struct_fields__
 _TYPES = {"float": "REAL", "int": "INTEGER", "bool": "INTEGER", "str": "TEXT"}
-_TABLE = ", ".join(f"{name} {_TYPES[Entry.__annotations__[name]]} NOT NULL" for name in COLUMNS)
+# Columns that came later, with what earlier rows have in them. With that default an earlier version can go on with such
+# a file, so the schema's number stays.
+ADDED = {"cause": "''"}
+_COLUMN = {name: f"{name} {_TYPES[Entry.__annotations__[name]]} NOT NULL" for name in COLUMNS}
+_COLUMN |= {name: f"{_COLUMN[name]} DEFAULT {value}" for name, value in ADDED.items()}
+_TABLE = ", ".join(_COLUMN.values())
 _CREATE = (
     f"CREATE TABLE IF NOT EXISTS decisions (id INTEGER PRIMARY KEY, {_TABLE})",
     "CREATE INDEX IF NOT EXISTS decisions_at ON decisions (at_s)",
@@ -254,11 +259,22 @@ def _connected(path: Path, bytes_max: int) -> sqlite3.Connection:
             raise sqlite3.NotSupportedError(f"ledger of schema {version}, expected {SCHEMA_VERSION}")
         for statement in _CREATE:
             db.execute(statement)
+        if missing_columns(db):
+            db.execute("BEGIN IMMEDIATE")  # another daemon of this user may be at it
+            for name in missing_columns(db):
+                db.execute(f"ALTER TABLE decisions ADD COLUMN {_COLUMN[name]}")
+            db.execute("COMMIT")
         db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def missing_columns(db: sqlite3.Connection) -> list[str]:
+    """Names of ADDED that a ledger of before does not have."""
+    present = {row[1] for row in db.execute("PRAGMA table_info(decisions)")}
+    return [name for name in ADDED if name not in present]
 
 
 def _is_broken(exc: sqlite3.DatabaseError) -> bool:

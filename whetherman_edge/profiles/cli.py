@@ -193,10 +193,14 @@ def _field(name: str, profile: Profile) -> list[tuple[str, str]]:
     lines = []
     if record.advice:
         lines.append(f"in shadow: {record.advice}")
-    if record.stopped:
-        lines.append(f"stopped: the evidence of {record.stopped!r} turned against it; calibrate again")
-    tests = ", ".join(f"{key} {e:.2g} of {n}" for key, (n, e) in record.tests.items() if n)
-    lines.append(f"{record.n_applied} interventions; evidence against them (100 stops): {tests or 'none'}")
+    for cause, shown in record.by_cause().items():
+        if cause == "loop_guard" and not shown.n_applied:
+            continue
+        name, advice = ("loop guard", "") if cause == "loop_guard" else ("scored", "; calibrate again")
+        if shown.stopped:
+            lines.append(f"{name}: stopped: the evidence of {shown.stopped!r} turned against it{advice}")
+        tests = ", ".join(f"{key} {e:.2g} of {n}" for key, (n, e) in shown.tests.items() if n)
+        lines.append(f"{name}: {shown.n_applied} interventions; evidence against them (100 stops): {tests or 'none'}")
     return [("in the field" if not place else "", line) for place, line in enumerate(lines)]
 
 

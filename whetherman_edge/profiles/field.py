@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import platformdirs
 
+from whetherman_edge.gate.verdict import CAUSES, Cause
+
 log = logging.getLogger(__name__)
 
 NAME = "agents.json"
@@ -24,12 +26,24 @@ AGE_DAYS_MAX = 30.0
 AGENTS_MAX = 256
 
 
+class CauseRecord(msgspec.Struct, frozen=True):
+    """The evidence about one cause (``gate.backoff``).
+
+    ``tests``: (n, e) of each sequential test by name. ``stopped``: the test that ended withholding by it, or "".
+    """
+
+    tests: dict[str, tuple[int, float]] = {}
+    n_applied: int = 0
+    stopped: str = ""
+
+
 class FieldRecord(msgspec.Struct, frozen=True):
     """One agent's evidence.
 
     ``basis``: digest of the profile that it is about, "" without one. ``at_s``: Unix time of the last change.
-    ``tests``: (n, e) of each sequential test by name (``gate.backoff``). ``stopped``: the test that ended withholding,
-    or "". ``advice``: why the agent should be calibrated again, or "".
+    ``tests``, ``n_applied``, ``stopped``: of scored decisions, as in CauseRecord; ``loop_guard``: of the loop guard.
+    Before these were told apart the first three were of both: such a record counts for scored decisions.
+    ``advice``: why the agent should be calibrated again, or "".
     """
 
     basis: str
@@ -38,6 +52,11 @@ class FieldRecord(msgspec.Struct, frozen=True):
     n_applied: int = 0
     stopped: str = ""
     advice: str = ""
+    loop_guard: CauseRecord = CauseRecord()
+
+    def by_cause(self) -> dict[Cause, CauseRecord]:
+        """The evidence by what withheld."""
+        return {"scored": CauseRecord(self.tests, self.n_applied, self.stopped), "loop_guard": self.loop_guard}
 
 
 class FieldState(msgspec.Struct, frozen=True):
@@ -94,11 +113,21 @@ def write(path: Path, agents: dict[str, FieldRecord], now_s: float) -> None:
 
 
 def _better(ours: FieldRecord, theirs: FieldRecord) -> FieldRecord:
-    """Of two records of one agent: a stop of the same profile, then the one with more evidence; else the later one."""
+    """Of two records of one agent the later one, with each cause's better evidence where both are of one profile."""
+    later = max(ours, theirs, key=lambda record: record.at_s)
     if ours.basis != theirs.basis:
-        return max(ours, theirs, key=lambda record: record.at_s)
+        return later
+    known = [record.by_cause() for record in (ours, theirs)]
+    scored, looped = (_stronger(*(record[cause] for record in known)) for cause in CAUSES)
+    return msgspec.structs.replace(
+        later, tests=scored.tests, n_applied=scored.n_applied, stopped=scored.stopped, loop_guard=looped
+    )
+
+
+def _stronger(ours: CauseRecord, theirs: CauseRecord) -> CauseRecord:
+    """A stop, then more evidence; ours of equals."""
     return max(ours, theirs, key=lambda record: (bool(record.stopped), record.n_applied + _n_tested(record)))
 
 
-def _n_tested(record: FieldRecord) -> int:
+def _n_tested(record: CauseRecord) -> int:
     return sum(n for n, _ in record.tests.values())

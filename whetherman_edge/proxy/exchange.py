@@ -285,6 +285,8 @@ class Exchange:
         applied = "yes" if ruling.applied else "no"
         labels = (("kind", "chat"), ("decision", decision.label), ("applied", applied), ("reason", decision.reason))
         self._counters.add("requests_total", labels)
+        if decision.reason == "backed_off":
+            self._counters.add("backed_off_total", (("cause", decision.cause),))
         if answer.tally is not None and not fault and reply.status == 200:
             called = "yes" if calls else "no"
             self._counters.add(

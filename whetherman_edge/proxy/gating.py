@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import msgspec
 
@@ -27,11 +27,11 @@ from whetherman_edge.dialects.system_one import Refusal
 from whetherman_edge.dialects.tool_cache import ToolCache
 from whetherman_edge.errors import ArtifactError, EnvironmentFault, OverLimit, ProfileError, ProfileNotFound, ViewError
 from whetherman_edge.gate import intervention, loop_guard, policy
-from whetherman_edge.gate.backoff import Outcome, in_session
+from whetherman_edge.gate.backoff import Outcome
 from whetherman_edge.gate.intervention import InterventionSettings
 from whetherman_edge.gate.operating_point import OperatingPoint
 from whetherman_edge.gate.policy import PolicySettings, SessionState
-from whetherman_edge.gate.verdict import Decision, Mode, Verdict, check_verdict
+from whetherman_edge.gate.verdict import Cause, Decision, Mode, Verdict, check_verdict
 from whetherman_edge.gate.wordings import DEFAULT_WORDING
 from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.profiles.schema import Profile, basis_of, likeness, measured_on
@@ -439,18 +439,19 @@ class Gating:
         if session.follows_skip(chat):
             called = calls > 0 and not ruling.applied
             follow: Outcome = "repeated" if session.user_repeats(chat) else "called_next" if called else "went_on"
-            session = self._record(ruling, session, follow)
+            session = self._record(ruling, session, session.skipped_by, follow)
         if ruling.plan is not None and ruling.decision.label != "ACT":
             outcomes: tuple[Outcome, Outcome] = ("kept", "leaked") if ruling.plan.withholds else ("heeded", "ignored")
-            session = self._record(ruling, session, outcomes[calls > 0])
+            session = self._record(ruling, session, ruling.decision.cause, outcomes[calls > 0])
         stripped = ruling.plan is not None and ruling.plan.strip
         state = session.after(ruling.decision, chat, applied=ruling.applied, stripped=stripped)
         self._sessions.keep(chat, ruling.session_id, state)
 
     def leaked(self, ruling: Ruling) -> Ruling:
         """The model wrote a call although the tools were withheld: count it; the ruling for the original bytes."""
-        self._counters.add("leaked_call_total")
-        session = self._record(ruling, ruling.session, "leaked")
+        cause = ruling.decision.cause
+        self._counters.add("leaked_call_total", (("cause", cause or "client"),))
+        session = self._record(ruling, ruling.session, cause, "leaked")
         return msgspec.structs.replace(ruling.reopened("leaked_call"), session=session)
 
     def refused(self, ruling: Ruling) -> Ruling:
@@ -459,7 +460,7 @@ class Gating:
         if ruling.chat is not None and ruling.plan is not None:
             self._learned.refused(ruling.chat.model, ruling.plan.mode, ruling.chat.dialect)
             log.warning("event=intervention_refused plan=%s", ruling.plan.mode)
-            session = self._record(ruling, session, "refused")
+            session = self._record(ruling, session, ruling.decision.cause, "refused")
         return msgspec.structs.replace(ruling.reopened("refused"), session=session)
 
     def without_tools(self, ruling: Ruling) -> tuple[bytes, Ruling]:
@@ -468,13 +469,18 @@ class Gating:
             self._learned.refused_tools(ruling.chat.model)
         return self.edit(ruling.plain, _stripped(ruling.reopened("tools_unsupported"), ruling.plain))
 
-    def _record(self, ruling: Ruling, session: SessionState, outcome: Outcome) -> SessionState:
-        """Count an outcome for the agent and for the dialogue, whose state comes back."""
-        if ruling.agent and not session.backed_off:
-            state = self._sessions.record(ruling.agent, outcome, ruling.basis)
-            if state.backed_off:
-                log.warning("event=backed_off cause=%s hint=the_evidence_is_against_withholding", state.stopped)
-        return msgspec.structs.replace(session, evidence=in_session(session.evidence, outcome))
+    def _record(
+        self, ruling: Ruling, session: SessionState, cause: Cause | Literal[""], outcome: Outcome
+    ) -> SessionState:
+        """Count an outcome of what ``cause`` withheld, for the agent and for the dialogue, whose state comes back."""
+        if not cause:  # a prune, or the client's own tool_choice: no decision of ours withheld anything
+            return session
+        if ruling.agent and cause not in session.backed_off:
+            stopped = self._sessions.record(ruling.agent, cause, outcome, ruling.basis).of(cause).stopped
+            if stopped:
+                hint = "the_evidence_is_against_withholding"
+                log.warning("event=backed_off cause=%s test=%s hint=%s", cause, stopped, hint)
+        return msgspec.structs.replace(session, evidence=session.evidence.after(cause, outcome))
 
     def _verdict(self, chat: ChatView, profile: Profile | None) -> Verdict | str | Awaitable[Verdict | str]:
         """A valid verdict, or the reason why there is none; awaited where the judge needs time."""

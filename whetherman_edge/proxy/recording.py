@@ -71,6 +71,7 @@ class Recorder:
             ruling.ms,
             total_ms,
             _last_user_text(ruling) if self._text else "",
+            decision.cause,
         )
         self._record(entry)
 

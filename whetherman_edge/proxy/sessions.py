@@ -16,9 +16,10 @@ from typing import Any, cast
 import msgspec
 
 from whetherman_edge.dialects.chat import ChatView
-from whetherman_edge.gate.backoff import RATES, AgentState, Evidence, Outcome, session_stopped
+from whetherman_edge.gate.backoff import TESTS, AgentState, CauseState, Evidence, Outcome
 from whetherman_edge.gate.policy import SessionState
-from whetherman_edge.profiles.field import AGENTS_MAX, FieldRecord
+from whetherman_edge.gate.verdict import CAUSES, Cause
+from whetherman_edge.profiles.field import AGENTS_MAX, CauseRecord, FieldRecord
 
 # A laptop has a handful of dialogues at a time; a forgotten one costs at most one more question by the model.
 SESSIONS_MAX = 1_024
@@ -62,12 +63,12 @@ class Sessions:
         state = self._sessions.get(key_of(chat, session_id), _NEW_SESSION) if self._sessions else _NEW_SESSION
         found = self._agents.get(agent) if self._agents else None
         known = found.state if found is not None and found.basis == basis else _NEW_AGENT
-        stopped = session_stopped(state.evidence)
-        if known is _NEW_AGENT and not stopped:
+        stopped = known.backed_off, state.evidence.backed_off
+        if known is _NEW_AGENT and not any(stopped):
             return state
         return msgspec.structs.replace(
             state,
-            backed_off=known.backed_off or stopped,
+            backed_off=tuple(cause for cause in CAUSES if any(cause in by for by in stopped)),
             notes_ignored=known.notes_ignored,
             n_applied=known.n_applied,
         )
@@ -85,14 +86,14 @@ class Sessions:
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)
 
-    def record(self, agent: str, outcome: Outcome, basis: str = "") -> AgentState:
-        """Count one outcome; returns the agent's new state."""
+    def record(self, agent: str, cause: Cause, outcome: Outcome, basis: str = "") -> AgentState:
+        """Count one outcome of what ``cause`` withheld; returns the agent's new state."""
         found = self._agents.pop(agent, None)
         if found is None or found.basis != basis:
             found = Agent(basis=basis)
-        state = found.state.after(outcome)
+        state = found.state.after(cause, outcome)
         self._put(agent, msgspec.structs.replace(found, state=state, at_s=self._clock()))
-        if state.stopped and not found.state.stopped:
+        if state.backed_off != found.state.backed_off:
             self.on_stop()
         return state
 
@@ -145,21 +146,31 @@ def key_of(chat: ChatView, session_id: str) -> Key:
 
 
 def _record(found: Agent) -> FieldRecord:
-    state = found.state
-    tests: dict[str, tuple[int, float]] = {name: (getattr(state, name).n, getattr(state, name).e) for name in RATES}
+    scored, looped = (_cause_record(cause, found.state.of(cause)) for cause in CAUSES)
     return FieldRecord(
         basis=found.basis,
         at_s=found.at_s,
-        tests=tests,
-        n_applied=state.n_applied,
-        stopped=state.stopped,
+        tests=scored.tests,
+        n_applied=scored.n_applied,
+        stopped=scored.stopped,
         advice=found.advice,
+        loop_guard=looped,
     )
+
+
+def _cause_record(cause: Cause, state: CauseState) -> CauseRecord:
+    tests: dict[str, Evidence] = {name: getattr(state, name) for name in TESTS[cause]}
+    shown = {name: (found.n, found.e) for name, found in tests.items()}
+    return CauseRecord(tests=shown, n_applied=state.n_applied, stopped=state.stopped)
 
 
 def _restored(record: FieldRecord) -> Agent:
     """The agent of a record; what the file says of tests that there are none of is left out."""
-    evidence = {name: Evidence(*record.tests[name]) for name in RATES if name in record.tests}
-    stopped = cast("Any", record.stopped if record.stopped in RATES else "")
-    state = AgentState(**evidence, n_applied=record.n_applied, stopped=stopped)
-    return Agent(state, record.basis, record.advice, record.at_s)
+    causes = {cause: _restored_cause(cause, shown) for cause, shown in record.by_cause().items()}
+    return Agent(AgentState(**causes), record.basis, record.advice, record.at_s)
+
+
+def _restored_cause(cause: Cause, record: CauseRecord) -> CauseState:
+    evidence = {name: Evidence(*record.tests[name]) for name in TESTS[cause] if name in record.tests}
+    stopped = cast("Any", record.stopped if record.stopped in TESTS[cause] else "")
+    return CauseState(**evidence, n_applied=record.n_applied, stopped=stopped)

@@ -248,7 +248,10 @@ function showSummary(data) {
     ["agent", (one) => one.agent || "–"], ["profile", (one) => one.profile || "none (shadow)"],
     ["requests", (one) => number(one.requests), true], ["changed", (one) => number(one.applied), true],
     ["would change", (one) => number(one.shadowed), true], ["called", (one) => number(one.called), true],
-    ["leaked", (one) => number(one.leaked), true], ["backed off", (one) => number(one.backed_off), true],
+    ["scored: leaked", (one) => number(one.leaked - one.loop_guard_leaked), true],
+    ["scored: backed off", (one) => number(one.backed_off - one.loop_guard_backed_off), true],
+    ["loop guard: leaked", (one) => number(one.loop_guard_leaked), true],
+    ["loop guard: backed off", (one) => number(one.loop_guard_backed_off), true],
     ["gate ms", (one) => number(one.gate_ms, 2), true], ["last", (one) => time(one.last_s)],
   ], data.agents, (one) => one.agent + " " + one.profile);
   table($("reasons"), [["reason", (one) => one.reason], ["requests", (one) => number(one.n), true]], data.reasons, (one) => one.reason);
