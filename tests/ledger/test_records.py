@@ -267,10 +267,50 @@ def test_the_size_is_bounded_and_the_newest_stay(tmp_path, monkeypatch):
 
 def test_old_entries_go(tmp_path):
     ledger = Ledger(tmp_path / "l.sqlite3", age_days_max=1.0)
-    ledger.record(entry(at_s=time.time() - 2 * 86_400.0))
+    for days in (2.1, 1.05):
+        ledger.record(entry(at_s=time.time() - days * 86_400.0))
+    ledger.close()
+    ledger = Ledger(ledger.path, age_days_max=1.0)
     ledger.record(entry(messages=7))
     ledger.close()
-    assert [row[COLUMNS.index("messages")] for row in stored(ledger.path)] == [7]
+    assert [row[COLUMNS.index("messages")] for row in stored(ledger.path)] == [2, 7]
+
+
+NOW_S = 1_800_000_000.0
+
+
+def kept_days(path, monkeypatch, *days: float) -> list[float]:
+    """The days of the entries that are left after a daemon was started on each of these days and wrote one."""
+    for day in days:
+        monkeypatch.setattr(records.time, "time", lambda day=day: NOW_S + day * 86_400.0)
+        ledger = Ledger(path)
+        ledger.record(entry(at_s=NOW_S + day * 86_400.0))
+        ledger.close()
+        assert ledger.dropped == {"queue": 0, "storage": 0}
+    return [round((row[COLUMNS.index("at_s")] - NOW_S) / 86_400.0, 3) for row in stored(path)]
+
+
+def test_of_days_of_use_the_last_ninety_stay(tmp_path, monkeypatch):
+    assert kept_days(tmp_path / "l.sqlite3", monkeypatch, *range(101)) == list(range(10, 101))
+
+
+def test_a_clock_that_leaps_takes_nothing_with_it(tmp_path, monkeypatch):
+    """Set forward by more than any entry may be old, it is set right within hours, and may leap again."""
+    path = tmp_path / "l.sqlite3"
+    days = [0, 10, 20, 30, 200, 30.1, 200.1, 200.4, 30.2, 202, 30.3, 10_000, 30.4]
+    assert kept_days(path, monkeypatch, *days) == days
+
+
+def test_a_clock_that_stands_for_a_day_is_the_time(tmp_path, monkeypatch):
+    """Somebody was away for months: what is too old goes, a day after the first entry."""
+    path = tmp_path / "l.sqlite3"
+    assert kept_days(path, monkeypatch, 0, 10, 30, 200, 200.9) == [0, 10, 30, 200, 200.9]
+    assert kept_days(path, monkeypatch, 201.1) == [200, 200.9, 201.1]
+
+
+def test_a_clock_that_was_set_back_takes_nothing_with_it(tmp_path, monkeypatch):
+    days = [0, 10, 30, -20_000, 31]
+    assert kept_days(tmp_path / "l.sqlite3", monkeypatch, *days) == days
 
 
 def test_a_full_queue_drops_and_never_waits(tmp_path, monkeypatch):

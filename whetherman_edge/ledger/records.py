@@ -2,7 +2,8 @@
 
 A request pays for one append to a deque. Whatever the disk does (full, locked, read-only, a broken file), entries are
 dropped and counted, and no request notices. Each batch is one transaction, so that a kill leaves whole batches; WAL
-with ``synchronous=NORMAL`` may lose the last ones at a power cut, and stays consistent.
+with ``synchronous=NORMAL`` may lose the last ones at a power cut, and stays consistent. Age is counted against the
+entries themselves, not against a clock that may have leapt.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ BYTES_MAX = 64 << 20
 BROKEN_MAX = 3
 PAGE_BYTES = 4096
 AGE_DAYS_MAX = 90
+# A clock that is set forward by mistake makes all of a ledger look old, and is set right within hours mostly, by NTP or
+# its owner. So age is counted against the last entry that is this old by now, and against no later time.
+CLOCK_TRUSTED_AFTER_S = 86_400.0
 # When the file is this full, the oldest tenth goes; below the hard stop, so that the delete itself still has room.
 FULL_SHARE = 0.8
 PRUNED_SHARE = 0.1
@@ -57,6 +61,11 @@ _TABLE = ", ".join(_COLUMN.values())
 _CREATE = (
     f"CREATE TABLE IF NOT EXISTS decisions (id INTEGER PRIMARY KEY, {_TABLE})",
     "CREATE INDEX IF NOT EXISTS decisions_at ON decisions (at_s)",
+)
+_DELETE_OLD = (
+    "DELETE FROM decisions WHERE at_s < :trusted_after_s - :age_s_max + "
+    # The last one written, as the latest may be of an earlier leap. The plus keeps SQLite from sorting all of them.
+    "(SELECT at_s FROM decisions WHERE +at_s <= :now_s - :trusted_after_s ORDER BY id DESC LIMIT 1)"
 )
 _INSERT = f"INSERT INTO decisions ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
@@ -168,7 +177,8 @@ class Ledger:
         assert self._db is not None
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("DELETE FROM decisions WHERE at_s < ?", (time.time() - self._age_s_max,))
+            times = {"now_s": time.time(), "trusted_after_s": CLOCK_TRUSTED_AFTER_S, "age_s_max": self._age_s_max}
+            self._db.execute(_DELETE_OLD, times)
             if self._fullness() > FULL_SHARE:
                 low, high = self._db.execute("SELECT min(id), max(id) FROM decisions").fetchone()
                 if low is not None:
