@@ -65,6 +65,7 @@ def write_adapter(checkpoint: Path, out: Path) -> None:
         "heads.key.weight": "pointer_key",
         "heads.none.weight": "pointer_none_weight",
         "heads.none.bias": "pointer_none_bias",
+        "heads.match.weight": "match_state",
     }
     with safe_open(checkpoint, "np") as file:
         for name in file.keys():  # noqa: SIM118 (no mapping)
@@ -73,6 +74,9 @@ def write_adapter(checkpoint: Path, out: Path) -> None:
             elif name in names:
                 heads[names[name]] = file.get_tensor(name).astype(np.float32)
     heads["pointer_none_weight"] = heads["pointer_none_weight"].reshape(-1)
+    # What it counts beside the others' opinions is fitted last, by `convert.fit_match`.
+    heads["match_state"] = heads["match_state"].reshape(-1)
+    heads["match_classes"], heads["match_router"] = np.zeros(len(LABELS), np.float32), np.ones(1, np.float32)
     if heads["pointer_query"].shape[0] != POINTER_DIM:
         raise SystemExit(f"expected a pointer of {POINTER_DIM} dimensions, got {heads['pointer_query'].shape}")
     out.mkdir(parents=True, exist_ok=True)

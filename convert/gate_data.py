@@ -31,8 +31,8 @@ from whetherman_edge.router.table import RouterTable
 
 DATA: Final = Path(__file__).resolve().parent / "data"
 CACHE: Final = Path(__file__).resolve().parent.parent / "build" / "gate-cache"
-TRAIN_FILES: Final = ("gate_train", *(f"gate_train{n}" for n in (*range(2, 12), *range(13, 21))))
-DEV_FILES: Final = ("gate_dev", *(f"gate_dev{n}" for n in range(2, 21)))
+TRAIN_FILES: Final = ("gate_train", *(f"gate_train{n}" for n in (*range(2, 12), *range(13, 23))))
+DEV_FILES: Final = ("gate_dev", *(f"gate_dev{n}" for n in range(2, 23)))
 """All dialogues to train on, and all that are never trained on."""
 N_BUCKETS: Final = 1 << 16
 QUESTION_MARKS: Final = ("?", "？", "؟")

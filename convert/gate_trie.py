@@ -30,7 +30,8 @@ NONE: Final = -1
 class Example(msgspec.Struct, frozen=True):
     """One decision point. ``ids``: its prompt; the first ``n_tools`` ids are the tools block. ``target``: (4,)
     probabilities in the order of LABELS, ``weight`` its loss weight. ``tools``: indices of the right tool lines, NONE
-    for none of them; empty when unknown.
+    for none of them; empty when unknown. ``query``: in packs of requests beside one tool each, which of the pack's
+    requests this is, else -1; the prompts of one request compete, and those whose tool ``fits`` should win.
     """
 
     key: str
@@ -41,6 +42,8 @@ class Example(msgspec.Struct, frozen=True):
     weight: float
     tools: tuple[int, ...]
     tool_weight: float = 1.0
+    query: int = -1
+    fits: bool = False
 
 
 class Pack(msgspec.Struct, frozen=True):
@@ -124,6 +127,14 @@ def pack(examples: Sequence[Example], pack_tokens: int = PACK_TOKENS) -> list[Pa
             builder.add(example)
         packs.append(builder.finish())
     return packs
+
+
+def pack_together(examples: Sequence[Example]) -> Pack:
+    """All of them in one trie, whatever their tools blocks; its tool lines are those of the first."""
+    builder = _Builder()
+    for example in sorted(examples, key=lambda example: example.ids):
+        builder.add(example)
+    return builder.finish()
 
 
 class _Builder:

@@ -62,22 +62,23 @@ class Embedding:
 
 
 class LoraLinear(nn.Module):
-    """y = x Wᵀ + scale · x Aᵀ Bᵀ; W frozen."""
+    """y = x Wᵀ + scale · x' Aᵀ Bᵀ; W frozen, of the dtype that products are computed in; A and B float32."""
 
-    def __init__(self, weight: Tensor, rank: int, scale: float, dropout: float) -> None:
+    def __init__(self, weight: Tensor, rank: int, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.scale, self.rank, self.dropout = scale, rank, dropout
+        self.weight = nn.Parameter(weight.to(dtype), requires_grad=False)
+        self.scale, self.rank, self.dtype = scale, rank, dtype
         if rank:
             self.lora_A = nn.Parameter(torch.empty(rank, weight.shape[1]))
             nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
             self.lora_B = nn.Parameter(torch.zeros(weight.shape[0], rank))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, dropped: Tensor) -> Tensor:
+        """X and ``dropped`` (x' above: x behind the dropout, one draw for the projections of one input) (T, in)."""
         y = functional.linear(x, self.weight)
         if self.rank:
-            low = functional.linear(functional.dropout(x, self.dropout, self.training), self.lora_A)
-            y = y + functional.linear(low, self.lora_B * self.scale)
+            low = functional.linear(dropped, self.lora_A.to(self.dtype))
+            y = y + functional.linear(low, (self.lora_B * self.scale).to(self.dtype))
         return y
 
 
@@ -140,47 +141,74 @@ def attend(q: Tensor, k: Tensor, v: Tensor, strip: Strip) -> Tensor:
     """(rows, N_HEAD * HEAD_DIM) of one strip; q (N_HEAD, T, HEAD_DIM), k and v (T, HEAD_DIM), one key head for all."""
     rows, width = strip.end - strip.start, len(strip.columns)
     queries = q[:, strip.start : strip.end].reshape(N_HEAD * rows, HEAD_DIM)
-    scores = (queries @ k[strip.columns].T).view(N_HEAD, rows, width) + strip.mask
-    weights = torch.softmax(scores, dim=-1).view(N_HEAD * rows, width)
-    return (weights @ v[strip.columns]).view(N_HEAD, rows, HEAD_DIM).transpose(0, 1).reshape(rows, -1)
+    scores = (queries @ k.index_select(0, strip.columns).T).view(N_HEAD, rows, width) + strip.mask
+    weights = torch.softmax(scores, dim=-1).to(v.dtype).view(N_HEAD * rows, width)
+    mixed = weights @ v.index_select(0, strip.columns)
+    return mixed.view(N_HEAD, rows, HEAD_DIM).transpose(0, 1).reshape(rows, -1)
 
 
 class Block(nn.Module):
     """One transformer block."""
 
-    def __init__(self, index: int, weights: Mapping[str, Tensor], rank: int, scale: float, dropout: float) -> None:
+    def __init__(
+        self,
+        index: int,
+        weights: Mapping[str, Tensor],
+        rank: int,
+        scale: float,
+        dropout: float,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
         self.is_global = (index + 1) % GLOBAL_EVERY == 0
+        self.dropout, self.dtype = dropout, dtype
         for name in PROJECTIONS:
-            setattr(self, name, LoraLinear(weights[f"blk.{index}.{_GGUF[name]}.weight"], rank, scale, dropout))
+            setattr(self, name, LoraLinear(weights[f"blk.{index}.{_GGUF[name]}.weight"], rank, scale, dtype))
         self.norms = {
             name: weights[f"blk.{index}.{name}.weight"]
             for name in ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
         }
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:
+        """(T, N_EMBD) float32, as ``x``: the residual stream, norms, rotations and softmax stay float32."""
         n = x.shape[0]
         norms = self.norms
         strips = geometry.strips_global if self.is_global else geometry.strips_local
         rope = geometry.rope_global if self.is_global else geometry.rope_local
-        y = rms_norm(x, norms["attn_norm"])
-        q = self.q_proj(y).view(n, N_HEAD, HEAD_DIM).transpose(0, 1)
-        k = self.k_proj(y).view(n, 1, HEAD_DIM).transpose(0, 1)
-        v = self.v_proj(y)
-        q = rotate(rms_norm(q, norms["attn_q_norm"]), rope) * HEAD_DIM**-0.5
-        k = rotate(rms_norm(k, norms["attn_k_norm"]), rope)
+        y = self._both(rms_norm(x, norms["attn_norm"]))
+        q = self.q_proj(*y).float().view(n, N_HEAD, HEAD_DIM).transpose(0, 1)
+        k = self.k_proj(*y).float().view(n, 1, HEAD_DIM).transpose(0, 1)
+        v = self.v_proj(*y)
+        q = (rotate(rms_norm(q, norms["attn_q_norm"]), rope) * HEAD_DIM**-0.5).to(self.dtype)
+        k = rotate(rms_norm(k, norms["attn_k_norm"]), rope).to(self.dtype)
         mixed = torch.cat([attend(q, k[0], v, strip) for strip in strips])
-        x = x + rms_norm(self.o_proj(mixed), norms["post_attention_norm"])
-        y = rms_norm(x, norms["ffn_norm"])
-        y = functional.gelu(self.gate_proj(y), approximate="tanh") * self.up_proj(y)
-        return x + rms_norm(self.down_proj(y), norms["post_ffw_norm"])
+        x = x + rms_norm(self.o_proj(*self._both(mixed)).float(), norms["post_attention_norm"])
+        y = self._both(rms_norm(x, norms["ffn_norm"]))
+        hidden = functional.gelu(self.gate_proj(*y), approximate="tanh") * self.up_proj(*y)
+        return x + rms_norm(self.down_proj(*self._both(hidden)).float(), norms["post_ffw_norm"])
+
+    def _both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the projections of one input read: it, and it behind the dropout."""
+        x = x.to(self.dtype)
+        if not (self.dropout and self.training):
+            return x, x
+        # Whole dimensions at once: a draw for every element took a seventh of a step.
+        kept = functional.dropout(torch.ones(x.shape[1], dtype=self.dtype), self.dropout)
+        return x, x * kept
 
 
 class Trunk(nn.Module):
     """Blocks 0 to ``layer``; those below ``first_trained`` are frozen and their output may be cached by the caller."""
 
     def __init__(
-        self, path: Path, layer: int, first_trained: int, rank: int = 16, alpha: float = 32.0, dropout: float = 0.0
+        self,
+        path: Path,
+        layer: int,
+        first_trained: int,
+        rank: int = 16,
+        alpha: float = 32.0,
+        dropout: float = 0.0,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         weights, table = read_weights(path, layer + 1)
@@ -188,7 +216,7 @@ class Trunk(nn.Module):
         self.first_trained = first_trained
         self.layer = layer
         self.blocks = nn.ModuleList(
-            Block(i, weights, rank if i >= first_trained else 0, alpha / rank, dropout) for i in range(layer + 1)
+            Block(i, weights, rank if i >= first_trained else 0, alpha / rank, dropout, dtype) for i in range(layer + 1)
         )
 
     @torch.no_grad()

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from convert.gate_data import TRAIN_FILES, Item, prefixes, read_dialogues, swapped_tools
 from convert.gate_few_tools import few_tools
-from convert.gate_trie import Example, Pack, Reader, pack, target_of
+from convert.gate_trie import Example, Pack, Reader, pack, pack_together, target_of
 from convert.router_corpus import Pool, ToolText, load_pools
 
 HELD_OUT: Final = frozenset({"steps", "general"})
@@ -90,6 +92,20 @@ def _tool(tool: ToolText, description: str) -> dict[str, Any]:
 
 
 SLATE_SIZES: Final = (3, 5, 7, 10, 14, 20)
+SHARES: Final = {
+    "authored": 5,
+    "authored2": 5,
+    "authored_mcp": 8,
+    "gate": 4,
+    "metatool": 3,
+    "intent": 3,
+    "toolselect": 2,
+    "mcp": 3,
+}
+"""How often a pool of a source is drawn; of the others, once."""
+WORDINGS: Final = (0, 0, 0, 1, 2)
+"""Which of a tool's descriptions is shown: mostly the full one, at times the reworded or the short one."""
+MATCH_WEIGHT: Final = 0.3
 FEW_TOOLS: Final = (1, 1, 1, 2)
 """Slates of one or two tools: many requests that their tools serve, many of near rivals that they do not."""
 
@@ -102,7 +118,8 @@ def slate_examples(
     *,
     sizes: Sequence[int] = SLATE_SIZES,
     weight: float = 0.1,
-    n_outside: int = 4,
+    n_inside: int = 14,
+    n_outside: int = 8,
 ) -> Iterator[Example]:
     """Queries over slates of tools: the right tool among rivals of its pool and strangers, or none of them.
 
@@ -110,12 +127,7 @@ def slate_examples(
     """
     rng = random.Random(seed)
     strangers = [tool for pool in pools for tool in pool.tools]
-    by_source: dict[str, list[Pool]] = {}
-    for pool in pools:
-        if pool.queries and not pool.is_held_out:
-            by_source.setdefault(pool.source, []).append(pool)
-    shares = {"authored": 5, "authored2": 5, "gate": 4, "metatool": 3, "intent": 3, "toolselect": 2, "mcp": 3}
-    sources = [source for source in by_source for _ in range(shares.get(source, 1))]
+    by_source, sources = _by_source(pools)
     for number in range(n_slates):
         pool = rng.choice(by_source[rng.choice(sources)])
         size = rng.choice(sizes)
@@ -129,22 +141,83 @@ def slate_examples(
             while len(tools) < size:
                 other = rng.choice(strangers)
                 tools.setdefault(other.name, other)
-        variant = rng.choice((0, 0, 0, 1, 2))
-        offered = []
-        for tool in tools.values():
-            texts = tool.descriptions
-            offered.append(_tool(tool, texts[min(variant, len(texts) - 1)] if texts else ""))
+        variant = rng.choice(WORDINGS)
+        offered = [_worded(tool, variant) for tool in tools.values()]
         inside = [q for q in pool.queries if any(pool.tools[i].name in tools for i in q.accept)]
         outside = [q for q in pool.queries if not any(pool.tools[i].name in tools for i in q.accept)]
         rng.shuffle(inside)
         rng.shuffle(outside)
-        for query in [*inside[:22], *outside[: n_outside if len(inside) > 4 or size < 3 else 0]]:
+        for query in [*inside[:n_inside], *outside[: n_outside if len(inside) > 4 or size < 3 else 0]]:
             right = [pool.tools[i].name for i in query.accept if pool.tools[i].name in tools]
             body = {"messages": [{"role": "user", "content": query.text}], "tools": offered}
             target = ACT_OR_NOT[bool(right)]
             yield reader.read(
                 f"slate-{number}", json.dumps(body).encode(), target, weight, right, 1.0 if right else 0.5
             )
+
+
+def _by_source(pools: Sequence[Pool]) -> tuple[dict[str, list[Pool]], list[str]]:
+    """The training pools of each source, and the sources as often as they are to be drawn."""
+    found: dict[str, list[Pool]] = {}
+    for pool in pools:
+        if pool.queries and not pool.is_held_out:
+            found.setdefault(pool.source, []).append(pool)
+    return found, [source for source in found for _ in range(SHARES.get(source, 1))]
+
+
+def _worded(tool: ToolText, variant: int) -> dict[str, Any]:
+    """The tool with one of its descriptions; the last where it has fewer."""
+    texts = tool.descriptions
+    return _tool(tool, texts[min(variant, len(texts) - 1)] if texts else "")
+
+
+def match_packs(
+    reader: Reader, pools: Sequence[Pool], n_packs: int, seed: int, *, n_queries: int = 8, n_tools: int = 8
+) -> list[Pack]:
+    """Requests beside each of some tools alone: the right one and its rivals of the same pool, filled up with others.
+
+    What `route --engine gemma` reads. The class target of the tools that do not fit weighs as much in all as that of
+    the one that does.
+    """
+    rng = random.Random(seed)
+    strangers = [tool for pool in pools for tool in pool.tools]
+    by_source, sources = _by_source(pools)
+    packs: list[Pack] = []
+    while len(packs) < n_packs:
+        pool = rng.choice(by_source[rng.choice(sources)])
+        packs.append(match_pack(reader, pool, strangers, rng, n_queries=n_queries, n_tools=n_tools))
+    return packs
+
+
+def match_pack(
+    reader: Reader, pool: Pool, strangers: Sequence[ToolText], rng: random.Random, *, n_queries: int, n_tools: int
+) -> Pack:
+    """One of ``match_packs``, of one pool."""
+    queries = rng.sample(pool.queries, min(n_queries, len(pool.queries)))
+    candidates = queries[0].candidates
+    if candidates is not None:  # the others' tools are not known to be wrong
+        queries = queries[:1]
+    wanted = [i for query in queries for i in query.accept][:n_tools]
+    rivals = [i for i in (range(len(pool.tools)) if candidates is None else candidates) if i not in wanted]
+    rng.shuffle(rivals)
+    own = [*dict.fromkeys(wanted), *rivals]
+    tools = {pool.tools[i].name: pool.tools[i] for i in own[:n_tools]}
+    while len(tools) < n_tools and len(tools) < len(strangers) // 2:
+        other = rng.choice(strangers)
+        tools.setdefault(other.name, other)
+    variant = rng.choice(WORDINGS)
+    examples = []
+    for number, query in enumerate(queries):
+        right = {pool.tools[i].name for i in query.accept} & tools.keys()
+        if not right:
+            continue
+        for name, tool in tools.items():
+            body = {"messages": [{"role": "user", "content": query.text}], "tools": [_worded(tool, variant)]}
+            fits = name in right
+            weight = MATCH_WEIGHT if fits else MATCH_WEIGHT / (len(tools) - 1)
+            example = reader.read(f"match-{number}", json.dumps(body).encode(), ACT_OR_NOT[fits], weight)
+            examples.append(msgspec.structs.replace(example, query=number, fits=fits))
+    return pack_together(examples)
 
 
 def slate_packs(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int) -> list[Pack]:
@@ -154,7 +227,7 @@ def slate_packs(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int)
 
 def few_tools_packs(reader: Reader, pools: Sequence[Pool], n_slates: int, seed: int) -> list[Pack]:
     """Slates of one or two tools, packed; they weigh more in the gate's loss, for here it has little else to go by."""
-    examples = slate_examples(reader, pools, n_slates, seed, sizes=FEW_TOOLS, weight=0.3, n_outside=10)
+    examples = slate_examples(reader, pools, n_slates, seed, sizes=FEW_TOOLS, weight=0.3, n_outside=14)
     return pack(list(examples))
 
 

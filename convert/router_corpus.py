@@ -56,7 +56,7 @@ class Pool:
         """True when the pool validates."""
         if self.source == "gate":
             return self.group.split(":")[0] in VALIDATION_GATE_DOMAINS
-        share = {"authored": 4, "authored2": 4, "metatool": 0, "intent": 0}.get(self.source, 8)
+        share = {"authored": 4, "authored2": 4, "authored_mcp": 4, "metatool": 0, "intent": 0}.get(self.source, 8)
         return share > 0 and hashlib.sha256(f"{self.source}/{self.group}".encode()).digest()[0] % share == 0
 
 
@@ -82,15 +82,17 @@ def authored(tools_path: Path, queries_path: Path, source: str) -> list[Pool]:
     with opener(tools_path, "rt", encoding="utf-8") as file:
         tools = json.load(file)
     by_domain: dict[str, Pool] = {}
-    place: dict[str, tuple[str, int]] = {}
+    place: dict[tuple[str, str], int] = {}
+    home: dict[str, str] = {}
     for tool in tools:
         pool = by_domain.setdefault(tool["domain"], Pool(source, tool["domain"], [], []))
         texts = [tool["description"], tool["description_reworded"], tool["description_short"]]
-        place[tool["name"]] = (tool["domain"], len(pool.tools))
+        home[tool["name"]] = tool["domain"]
+        place[tool["domain"], tool["name"]] = len(pool.tools)
         pool.tools.append(ToolText(tool["name"], texts, list(tool["parameters"])))
     for row in lines(queries_path):
-        domain, _ = place[row["tool"]]
-        accept = [place[n][1] for n in row["accept"] if n in place and place[n][0] == domain]
+        domain = row.get("domain") or home[row["tool"]]  # names are unique within a domain; without one, altogether
+        accept = [place[domain, name] for name in row["accept"] if (domain, name) in place]
         by_domain[domain].queries.append(Query(row["query"], accept))
     return list(by_domain.values())
 
@@ -280,6 +282,7 @@ def load_pools(shared: Path, data: Path, bfcl_folder: Path | None, seed: int = 0
         shared / "authored" / "tools_train.json", shared / "authored" / "tools_train_queries.jsonl", "authored"
     )
     pools += authored(data / "router_tools.json.gz", data / "router_tools_queries.jsonl.gz", "authored2")
+    pools += authored(data / "router_mcp_tools.json.gz", data / "router_mcp_queries.jsonl.gz", "authored_mcp")
     pools += gate_calls(shared / "authored" / "gate_train.jsonl")
     pools += metatool(shared / "metatool", 40, rng)
     pools += sealtools(shared / "sealtools")

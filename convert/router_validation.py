@@ -84,12 +84,14 @@ def random_slates(pools: Sequence[Pool], size: int, variant: str = "full") -> li
     return cases
 
 
-def mcp_slates(pools: Sequence[Pool]) -> list[Case]:
-    """A dialogue's own tool list, filled up with whole other lists to 6 to 90 tools; full schemas' argument names."""
+def mcp_slates(pools: Sequence[Pool], source: str = "gate") -> list[Case]:
+    """A dialogue's (or server's) own tool list, filled up with whole other lists to 6 to 90 tools; full schemas'
+    argument names.
+    """
     low, high = MCP_SIZES
     cases = []
     for pool in pools:
-        if pool.source != "gate" or len(pool.tools) < 2:
+        if pool.source != source or len(pool.tools) < 2:
             continue
         for query in pool.queries:
             if not query.opens:
@@ -161,7 +163,7 @@ def validation_groups(
 ) -> dict[str, list[Case]]:
     """Every group of the report, by name."""
     held = [p for p in pools if p.is_held_out]
-    written = [p for p in held if p.source.startswith("authored")]
+    written = [p for p in held if p.source in ("authored", "authored2")]
     groups: dict[str, list[Case]] = {}
     held_rows = [r for r in priority_rows if is_held_out(str(r["query"]))]
     dev_rows = list(lines(shared / "authored" / "priority_dev.jsonl"))

@@ -35,8 +35,8 @@ from whetherman_edge.router.prototype import FIELD_TOKENS_MAX
 from whetherman_edge.router.table import SPECIALS, library_tokenizer
 
 SOURCES = {
-    "authored": 7.0, "authored2": 9.0, "gate": 9.0, "metatool": 1.5, "sealtools": 0.7, "toolselect": 0.5,
-    "stabletoolbench": 0.3, "mcp": 1.0, "intent": 1.0, "bfcl": 0.3, "priority": 1.6,
+    "authored": 7.0, "authored2": 9.0, "authored_mcp": 9.0, "gate": 9.0, "metatool": 1.5, "sealtools": 0.7,
+    "toolselect": 0.5, "stabletoolbench": 0.3, "mcp": 1.0, "intent": 1.0, "bfcl": 0.3, "priority": 1.6,
 }  # fmt: skip
 UNIT = 100.0  # potion's rows are about this long; the parameters are rows over this
 QUERIES, DESCRIPTION_QUERIES, EXTRA_TOOLS = 48, 14, 24
