@@ -18,6 +18,7 @@ bus=$!
 /usr/lib/systemd/systemd --user --log-target=console --log-level=info >"$home/manager.log" 2>&1 </dev/null &
 manager=$!
 end() {
+    [ $? = 0 ] || { echo "ended early; the service said last:"; tail -5 "$home/log"; }
     kill $manager $bus 2>/dev/null
     wait
     for tree in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do
@@ -34,6 +35,8 @@ show() { systemctl --user show -p "$1" --value whetherman-edge; }
 ask() { "$python" -c 'import sys,urllib.request as u; print(u.urlopen(sys.argv[2]+sys.argv[1],timeout=60).status)' "$1" "${2:-http://127.0.0.1:8088}"; }
 until_is() { for _ in $(seq 300); do [ "$(show "$1")" = "$2" ] && return; sleep 0.2; done; return 1; }
 
+mkdir -p "$home/.config/systemd/user/whetherman-edge.service.d"
+printf '[Service]\nStandardError=append:%s/log\n' "$home" >"$home/.config/systemd/user/whetherman-edge.service.d/here.conf"
 systemctl --user set-environment PYTHONPATH="$PWD" WHETHERMAN_UPSTREAM=http://127.0.0.1:9 WHETHERMAN_ENGINE=static
 PYTHONPATH=$PWD "$python" -m whetherman_edge service install --user >"$home/install.log" 2>&1 || cat "$home/install.log"
 systemctl --user restart whetherman-edge      # returns when READY=1 has come, not before
@@ -86,4 +89,4 @@ say "on demand: and nowhere else" "$(ask /livez 2>/dev/null || echo no answer on
 systemctl --user stop whetherman-edge.socket whetherman-edge.service
 say "stopped: its Unix socket" "$([ -e "$home/edge.sock" ] && echo STAYS || echo has gone)"
 PYTHONPATH=$PWD "$python" -m whetherman_edge service uninstall --user >/dev/null
-say "uninstalled" "$(ls "$HOME/.config/systemd/user" | tr '\n' ' ')"
+say "uninstalled" "$(find "$HOME/.config/systemd/user" -type f -name 'whetherman*' | tr '\n' ' ')"
