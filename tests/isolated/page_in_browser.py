@@ -259,6 +259,11 @@ async def pictures(run: Run, tab: Browser, urls: dict[str, str], shots: Path | N
         await tab.value("document.querySelectorAll('tr.row')[2].focus({preventScroll: true})")
         wide = await tab.value("document.documentElement.scrollWidth")
         run.say(f"{page}, {width}, {scheme}: fits the window", wide <= size[0], f"{wide} of {size[0]} pixels")
+        if width == "desktop":
+            tables = await tab.value(
+                "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).length"
+            )
+            run.say(f"{page}, {width}, {scheme}: and so does every table", not tables, f"{tables} are wider")
         if shots:
             for part, place in (("top", "document.body"), ("rows", "document.getElementById('h-rows')")):
                 await tab.value(f"{place}.scrollIntoView()")
