@@ -119,7 +119,7 @@ DOCS: dict[str, str] = {
     "tools": "table: tool name or glob = usd and latency_ms of a call, side_effect = true for one never to be saved",
     "body_bytes_max": "larger bodies on gated paths are refused with 413",
     "idle_timeout_s": "longest silence accepted from the upstream; 0: any",
-    "drain_timeout_s": "time that running requests get after SIGTERM",
+    "drain_timeout_s": "time that running requests get after SIGTERM (launchd: `service install` again after a change)",
     "decision_socket": "unix:PATH of the framed msgpack decision socket",
     "prefer_upstream_systemone": "relay /v1/systemone when the upstream serves it itself",
     "strip_unsupported": "ask once more without the tools when the model server says that its model takes none",

@@ -101,6 +101,7 @@ async def _serve(
                 notifier.send("READY=1", daemon.status)
                 reloading = asyncio.create_task(_reload_on(reload, daemon, read, notifier), name="reload")
                 await stop.wait()
+                notifier.draining(daemon.config.drain_timeout_s)
                 reloading.cancel()
             log.info("event=draining")
     except asyncio.CancelledError:

@@ -179,10 +179,13 @@ async def test_the_manager_hears_of_a_reload(settings, tmp_path):
         manager.settimeout(PATIENCE_S)
         with serving(*settings(), home=tmp_path, env={"NOTIFY_SOCKET": str(tmp_path / "notify")}) as daemon:
             assert (await asyncio.to_thread(manager.recv, 4096)).startswith(b"READY=1\n")
+            settings("drain_timeout_s = 120.5")
             await hup(daemon)
             said = [await asyncio.to_thread(manager.recv, 4096) for _ in range(2)]
+        said += [await asyncio.to_thread(manager.recv, 4096) for _ in range(2)]
     assert said[0].startswith(b"RELOADING=1\nMONOTONIC_USEC=")
     assert said[1].startswith(b"READY=1\n")
+    assert said[2:] == [b"STOPPING=1", b"EXTEND_TIMEOUT_USEC=140500000"], "it waits as long as the new setting says"
 
 
 async def test_a_terminal_that_is_closed_ends_the_daemon(upstream, settings, tmp_path):

@@ -63,10 +63,12 @@ async def test_o05_ready_comes_after_the_port_is_served_and_stopping_at_the_end(
         daemon.process.send_signal(signal.SIGTERM)
         while b"STOPPING=1" not in messages:
             messages.append(await asyncio.to_thread(manager.recv, 4096))
+        behind = await asyncio.to_thread(manager.recv, 4096)
         assert await asyncio.to_thread(daemon.process.wait, PATIENCE_S) == 0
     assert messages[0] == f"READY=1\nSTATUS=listening on {daemon.url}".encode() or messages[0] == b"WATCHDOG=1"
     assert sum(one.startswith(b"READY=1") for one in messages) == 1
     assert messages.count(b"WATCHDOG=1") >= 2
+    assert behind == b"EXTEND_TIMEOUT_USEC=30000000", "what the unit's TimeoutStopSec= is by itself"
 
 
 async def test_o05_a_daemon_that_cannot_start_never_says_ready(tmp_path, manager):

@@ -37,7 +37,7 @@ until_is() { for _ in $(seq 300); do [ "$(show "$1")" = "$2" ] && return; sleep 
 
 mkdir -p "$home/.config/systemd/user/whetherman-edge.service.d"
 printf '[Service]\nStandardError=append:%s/log\n' "$home" >"$home/.config/systemd/user/whetherman-edge.service.d/here.conf"
-systemctl --user set-environment PYTHONPATH="$PWD" WHETHERMAN_UPSTREAM=http://127.0.0.1:9 WHETHERMAN_ENGINE=static
+systemctl --user set-environment PYTHONPATH="$PWD" WHETHERMAN_UPSTREAM=http://127.0.0.1:8099 WHETHERMAN_ENGINE=static
 PYTHONPATH=$PWD "$python" -m whetherman_edge service install --user >"$home/install.log" 2>&1 || cat "$home/install.log"
 systemctl --user restart whetherman-edge      # returns when READY=1 has come, not before
 say "active after READY=1" "$(show ActiveState), $(show StatusText)"
@@ -59,8 +59,26 @@ kill -9 "$second"
 sleep 1
 until_is ActiveState active
 say "restarted after kill -9" "$([ "$(show MainPID)" != "$second" ] && echo yes || echo NO), /livez $(ask /livez)"
+"$python" -c 'import http.server as h, time
+class Late(h.BaseHTTPRequestHandler):
+    def do_GET(self):
+        time.sleep(40)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+h.HTTPServer(("127.0.0.1", 8099), Late).serve_forever()' 2>/dev/null &
+late=$!
+echo 'drain_timeout_s = 60' >>"$config"        # the unit that is installed says TimeoutStopSec=30s
+systemctl --user reload whetherman-edge
+until_is ActiveState active
+sleep 1
+{ ask /late >"$home/late" 2>/dev/null || echo "NO ANSWER" >"$home/late"; } &
+asked=$!
+sleep 1
 systemctl --user stop whetherman-edge
-say "stopped" "$(show ActiveState), result $(show Result)"
+wait $asked || true
+kill $late
+say "stopped behind a request of 40 s, drain_timeout_s = 60" "$(cat "$home/late"), $(show ActiveState), result $(show Result)"
 systemctl --user reset-failed whetherman-edge 2>/dev/null || true   # the starts above count towards StartLimitBurst
 "$python" -m http.server -b 127.0.0.1 8088 >/dev/null 2>&1 &
 thief=$!

@@ -12,7 +12,7 @@ import pytest
 from whetherman_edge import cli
 from whetherman_edge.config import Config, Loaded, load_config
 from whetherman_edge.errors import ConfigError, EnvironmentFault, UsageError
-from whetherman_edge.service import install, units
+from whetherman_edge.service import install, notify, units
 from whetherman_edge.service.sockets import bind_tcp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,6 +316,25 @@ def test_o08_the_agent_has_absolute_paths_and_no_restart_loop(home):
     assert value["ThrottleInterval"] >= 10
     assert units.is_untouched(text)
     assert not units.is_untouched(text.replace("<true/>", "<false/>", 1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wait_s"),
+    [(None, 30), ("", 30), ("drain_timeout_s = 120.5", 141), ("drain_timeout_s = 0", 20), ("drain_timeout_s = -1", 30)],
+)
+def test_launchd_waits_for_the_drain_that_is_configured(home, settings, wait_s):
+    config = home / "c.toml"
+    if settings is not None:
+        config.write_text(settings)
+    text = next(file.text for file in planned(home, platform="darwin", config=config).units)
+    assert plistlib.loads(text.encode())["ExitTimeOut"] == wait_s
+
+
+@pytest.mark.parametrize("scope", ["system", "user"])
+def test_the_unit_waits_for_the_drain_that_is_the_default(scope):
+    text = packaged()[f"{scope}/whetherman-edge.service"]
+    assert f"\nTimeoutStopSec={Config().drain_timeout_s + notify.CLOSING_S:.0f}s\n" in text
+    assert units.Place(python="", config="").drain_s == Config().drain_timeout_s
 
 
 def packaged() -> dict[str, str]:

@@ -33,6 +33,13 @@ def test_o05_messages_reach_the_manager(manager):
     assert end.recv(4096) == b"READY=1\nSTATUS=up"
 
 
+@pytest.mark.parametrize(("drain_s", "usec"), [(0.0, b"20000000"), (10.0, b"30000000"), (86_400.0, b"86420000000")])
+def test_the_manager_waits_for_the_drain_and_what_ends_behind_it(manager, drain_s, usec):
+    end, name = manager
+    Notifier(name).draining(drain_s)
+    assert end.recv(4096) == b"EXTEND_TIMEOUT_USEC=" + usec
+
+
 @pytest.mark.parametrize("address", ["", "/", "vsock:2:1", "relative"])
 def test_o05_no_socket_is_no_fault(address):
     assert take_notifier({"NOTIFY_SOCKET": address} if address else {}).send("READY=1") is False

@@ -127,7 +127,7 @@ def _launchd(home: Path, config: Path | None, python: str) -> Plan:
     file = home / f"Library/LaunchAgents/{units.LABEL}.plist"
     where = config or _config_of(file) or home / "Library/Application Support/whetherman/config.toml"
     log = home / "Library/Logs/whetherman-edge.log"
-    place = units.Place(python=_absolute(python), config=str(where.absolute()), log=str(log))
+    place = units.Place(python=_absolute(python), config=str(where.absolute()), log=str(log), drain_s=_drain_of(where))
     domain = f"gui/{os.getuid()}"
     return Plan(
         manager="launchd",
@@ -159,6 +159,13 @@ def _listen_of(config: Path, *, on_demand: bool) -> tuple[str, ...]:
         if on_demand:
             raise
         return ()
+
+
+def _drain_of(config: Path) -> float:
+    """``drain_timeout_s`` of the service; the default where there is no configuration, or none that can be used."""
+    with contextlib.suppress(ConfigError):
+        return load_config({}, environ={}, path=config).config.drain_timeout_s
+    return Config().drain_timeout_s
 
 
 def _streams(loaded: Loaded) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ LISTEN_FDS_START = 3
 LISTEN_FDS_MAX = 16
 # systemd asks for a message within the time; half of it is what sd_watchdog_enabled(3) recommends.
 WATCHDOG_SHARE = 0.5
+# What ends behind the drain: the backbone's thread, the ledger's last batch, an embedded model server.
+CLOSING_S = 20.0
 
 
 class Notifier:
@@ -44,6 +46,13 @@ class Notifier:
             log.warning("event=notify_failed errno=%s", exc.errno)
             return False
         return True
+
+    def draining(self, drain_s: float) -> None:
+        """Have the manager wait for the drain and what ends behind it, however short the unit's TimeoutStopSec= is.
+
+        That is of the day when the unit was written; the drain's time may have been set since, also by a reload.
+        """
+        self.send(f"EXTEND_TIMEOUT_USEC={round((drain_s + CLOSING_S) * 1e6)}")
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:

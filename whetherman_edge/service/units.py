@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import plistlib
 
 import msgspec
+
+from whetherman_edge.service.notify import CLOSING_S
 
 NAME = "whetherman-edge"
 LABEL = "org.whetherman.edge"
@@ -28,12 +31,14 @@ class Place(msgspec.Struct, frozen=True):
     """What differs between machines. ``python``, ``config`` and ``log`` are absolute paths.
 
     ``listen``: the addresses of the socket unit, as ListenStream= has them; () where it cannot have the daemon's.
+    ``drain_s``: ``drain_timeout_s`` of the configuration, for launchd, which cannot be told of another one later.
     """
 
     python: str
     config: str
     log: str = ""
     listen: tuple[str, ...] = (f"127.0.0.1:{PORT}",)
+    drain_s: float = 10.0
 
 
 # Holds in every manager, also an unprivileged one: these are system-call filters and flags, no mounts.
@@ -65,6 +70,7 @@ ExecStart={python} -m whetherman_edge serve --config {config}
 ExecReload=/bin/kill -HUP $MAINPID
 # Weights that have to be fetched first (--upstream embedded) take minutes.
 TimeoutStartSec=15min
+# For the drain_timeout_s that is the default; the daemon asks for more when it stops with a longer one.
 TimeoutStopSec=30s
 WatchdogSec=60s
 Restart=on-failure
@@ -182,7 +188,7 @@ def launch_agent(place: Place) -> str:
         "RunAtLoad": True,
         "KeepAlive": {"Crashed": True},
         "ThrottleInterval": 30,
-        "ExitTimeOut": 30,
+        "ExitTimeOut": math.ceil(place.drain_s + CLOSING_S),
         "ProcessType": "Interactive",
         "Umask": 0o077,
         "WorkingDirectory": "/",
