@@ -259,6 +259,8 @@ async def pictures(run: Run, tab: Browser, urls: dict[str, str], shots: Path | N
         await tab.value("document.querySelectorAll('tr.row')[2].focus({preventScroll: true})")
         wide = await tab.value("document.documentElement.scrollWidth")
         run.say(f"{page}, {width}, {scheme}: fits the window", wide <= size[0], f"{wide} of {size[0]} pixels")
+        right = await tab.value("document.querySelector('tr.more:not([hidden]) div').getBoundingClientRect().right")
+        run.say(f"{page}, {width}, {scheme}: and an open row", right <= size[0], f"{right:.0f} of {size[0]} pixels")
         if width == "desktop":
             tables = await tab.value(
                 "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).length"

@@ -172,7 +172,8 @@ function rowNodes(row) {
   );
   const more = make("tr", undefined, "more");
   more.hidden = !state.open.has(row.id);
-  const cell = make("td", Object.entries(row).filter(([, value]) => value !== "").map(([name, value]) => name + "=" + value).join("  "));
+  const cell = make("td");
+  cell.append(make("div", Object.entries(row).filter(([, value]) => value !== "").map(([name, value]) => name + "=" + value).join("  ")));
   cell.colSpan = ROW_COLUMNS.length;
   more.append(cell);
   line.dataset.key = "row" + row.id;
