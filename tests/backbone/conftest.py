@@ -27,6 +27,14 @@ def gemma_q4(gemma_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
+@pytest.fixture(scope="session")
+def gemma_q8(gemma_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 12 blocks, q8_0: the daemon's weights but for the adapter."""
+    path = tmp_path_factory.mktemp("weights") / "gemma-12-q8_0.gguf"
+    quantise(gemma_base, path, "q8_0", 12, n_threads=1)
+    return path
+
+
 @pytest.fixture(scope="session", params=["f16", "q4_0"])
 def whole(
     request: pytest.FixtureRequest, gemma_base: Path, tmp_path_factory: pytest.TempPathFactory

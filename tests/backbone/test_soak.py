@@ -14,8 +14,8 @@ SOAK = Path(__file__).resolve().parents[1] / "isolated" / "backbone_soak.py"
 
 @pytest.mark.model
 @pytest.mark.slow
-def test_no_answer_is_wrong_and_nothing_is_left_over(gemma_q4: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(SOAK), str(gemma_q4), "--seconds", "15", "--toolsets", "2", "--steps", "3"]
+def test_no_answer_is_wrong_and_nothing_is_left_over(gemma_q8: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(SOAK), str(gemma_q8), "--seconds", "15", "--toolsets", "2", "--steps", "3"]
     command += ["--json", str(tmp_path / "f")]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,7 @@
 """Agents on one backbone worker: mixed tool sets, deadlines and cancellations at random. No wrong result, no leak.
 
-    python tests/isolated/backbone_soak.py WEIGHTS.gguf [--seconds 600] [--agents 4] [--layer 9] [--json FILE]
+    python tests/isolated/backbone_soak.py WEIGHTS.gguf [--seconds 600] [--agents 4] [--toolsets 8] [--steps 5]
+        [--cells 3072] [--layer 9] [--json FILE]
 
 Each agent grows dialogues over a few tool sets and asks under a random deadline, sometimes going away in between. The
 right states are computed before, each on a worker that has seen nothing; every answer of the soak is compared with
@@ -184,6 +185,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--layer", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cells", type=int, default=3_072, help="fewer than the prompts need together")
     parser.add_argument(
         "--stall-ms", type=float, default=0.0, help="fail when the loop was held longer (0: report only)"
     )
@@ -191,7 +193,7 @@ def main() -> int:
     parsed = parser.parse_args()
     # Fewer cells than the prompts need together, so that prefixes are thrown out all the time.
     settings = WorkerSettings(
-        parsed.layer, n_cells=3_072, n_seq=8, n_threads=parsed.threads, tools_max=1_024, results_max=0
+        parsed.layer, n_cells=parsed.cells, n_seq=8, n_threads=parsed.threads, tools_max=1_024, results_max=0
     )
     prompts = prompts_of(parsed.toolsets, parsed.steps)
     right = reference(parsed.weights, settings, prompts)

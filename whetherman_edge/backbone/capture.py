@@ -47,7 +47,7 @@ class Capture:
     def __init__(self, lib: Any, name: str, *, rows_max: int, width: int, native: bool | None = None) -> None:
         self.name, self.width = name, width
         self._buffer = np.zeros((rows_max, width), dtype=np.float32)
-        ggml = _ggml(lib)
+        ggml = ggml_of(lib)
         self.state = State(
             get_name=_address(ggml.ggml_get_name),
             get_bytes=_address(ggml.ggml_nbytes),
@@ -109,7 +109,7 @@ class Capture:
         return bool(self.state.stop)
 
 
-def _ggml(lib: Any) -> Any:
+def ggml_of(lib: Any) -> Any:
     """The library that exports the tensor accessors; llama.cpp ships them in libggml-base beside libllama."""
     try:
         from llama_cpp import _ggml as binding

@@ -11,6 +11,7 @@ Nothing here is thread-safe: one thread owns a Context (abetlen/llama-cpp-python
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -22,7 +23,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from whetherman_edge.backbone.capture import Capture
+from whetherman_edge.backbone.capture import Capture, ggml_of
+from whetherman_edge.backbone.rows import Q8_0, Rows
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
 
 I32Vector = npt.NDArray[np.int32]
@@ -44,6 +46,7 @@ each of some 500 barriers a decode; where another program (the model server!) wa
 """
 
 
+ROWS_TABLE: Final = "token_embd.weight"
 MADV_DONTNEED: Final = 4
 """Linux's number for it, on every architecture but Alpha."""
 
@@ -111,6 +114,19 @@ class Network:
         self.window = int(self.lib.llama_model_n_swa(self.handle))
         """Tokens that a block with a sliding window attends to; 0 where all blocks attend to everything."""
         release_pages(path)
+        self.rows = self._open_rows()
+        """The embedding table, where we read it ourselves; else llama.cpp does."""
+        trim_heap()
+
+    def _open_rows(self) -> Rows | None:
+        found = tensor_of(self.lib, self.path, ROWS_TABLE)
+        buffer = ctypes.create_string_buffer(64)
+        self.lib.llama_model_meta_val_str(self.handle, b"general.architecture", buffer, len(buffer))
+        if found is None or found[2] != Q8_0 or buffer.value != b"gemma3":
+            return None
+        # Gemma's graph multiplies the rows that it looks up, and leaves alone those it is given.
+        rows = Rows(self.path, found[0], found[1], self.n_embd, np.sqrt(np.float32(self.n_embd)))
+        return rows if rows.n_rows == self.lib.llama_vocab_n_tokens(self.vocab) else None
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of plain text: strings that look like control tokens stay text."""
@@ -137,6 +153,9 @@ class Network:
         if self.handle:
             self.lib.llama_model_free(self.handle)
             self.handle = None
+            if self.rows is not None:
+                self.rows.close()
+            trim_heap()
 
 
 def release_pages(path: Path) -> None:
@@ -156,6 +175,53 @@ def release_pages(path: Path) -> None:
         if len(fields) == 6 and fields[5] == wanted and "w" not in fields[1]:
             first, _, end = fields[0].partition("-")
             madvise(int(first, 16), int(end, 16) - int(first, 16), MADV_DONTNEED)
+
+
+def trim_heap() -> None:
+    """Give back what was freed (glibc; elsewhere nothing happens). It would be kept for the thread that had it, and the
+    vocabulary of one worker is 57 MB.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+class _Reading(ctypes.Structure):
+    """gguf_init_params."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+_READER: Final[tuple[tuple[str, list[Any], Any], ...]] = (
+    ("gguf_init_from_file", [ctypes.c_char_p, _Reading], ctypes.c_void_p),
+    ("gguf_find_tensor", [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_int64),
+    ("gguf_get_data_offset", [ctypes.c_void_p], ctypes.c_size_t),
+    ("gguf_get_tensor_offset", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t),
+    ("gguf_get_tensor_size", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_size_t),
+    ("gguf_get_tensor_type", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int),
+    ("gguf_free", [ctypes.c_void_p], None),
+)
+
+
+def tensor_of(lib: Any, path: Path, name: str) -> tuple[int, int, int] | None:
+    """(first byte, number of bytes, ggml's type) of a tensor in a GGUF file; None where llama.cpp does not say."""
+    reader = ggml_of(lib)
+    try:
+        for function, arguments, result in _READER:
+            entry = getattr(reader, function)
+            entry.argtypes, entry.restype = arguments, result
+    except AttributeError:
+        return None
+    handle = reader.gguf_init_from_file(str(path).encode(), _Reading(True, None))
+    if not handle:
+        return None
+    try:
+        index = reader.gguf_find_tensor(handle, name.encode())
+        if index < 0:
+            return None
+        first = reader.gguf_get_data_offset(handle) + reader.gguf_get_tensor_offset(handle, index)
+        return first, reader.gguf_get_tensor_size(handle, index), reader.gguf_get_tensor_type(handle, index)
+    finally:
+        reader.gguf_free(handle)
 
 
 class Context:
@@ -192,7 +258,14 @@ class Context:
         if not self.handle:
             raise DecodeFault(f"expected a context of {n_cells} cells and {n_seq} sequences, llama.cpp refused it")
         self.memory = lib.llama_get_memory(self.handle)
-        self._batch = lib.llama_batch_init(chunk, 0, 1)
+        rows = network.rows
+        self._batch = batch = lib.llama_batch_init(chunk, 0 if rows is None else network.n_embd, 1)
+        self._inputs = None if rows is None else _array(batch.embd, ctypes.c_float, (chunk, network.n_embd))
+        self._tokens = _array(batch.token, ctypes.c_int32, (chunk,)) if rows is None else None
+        self._positions = _array(batch.pos, ctypes.c_int32, (chunk,))
+        self._flags = _array(batch.logits, ctypes.c_int8, (chunk,))
+        _array(batch.n_seq_id, ctypes.c_int32, (chunk,))[:] = 1
+        self._sequences = [batch.seq_id[i] for i in range(chunk)]
         self.beat_s = time.monotonic()
         """When the last micro-batch was begun; a watchdog's sign of life."""
 
@@ -209,15 +282,9 @@ class Context:
             piece = tokens[start : start + self.chunk]
             end = start + len(piece)
             here = [w - start for w in wanted[taken:] if w < end]
-            batch.n_tokens = len(piece)
-            for i, token in enumerate(piece):
-                batch.token[i] = token
-                batch.pos[i] = position + start + i
-                batch.n_seq_id[i] = 1
-                batch.seq_id[i][0] = seq
-                batch.logits[i] = 0
-            for i in here if self.rows_are_outputs else ():
-                batch.logits[i] = 1
+            self._fill(seq, piece, position + start)
+            if self.rows_are_outputs:
+                self._flags[here] = 1
             self.capture.reset()
             self.beat_s = time.monotonic()
             status = self.lib.llama_decode(self.handle, batch)
@@ -235,20 +302,29 @@ class Context:
             start = end
         return states
 
+    def _fill(self, seq: int, tokens: Sequence[int], position: int) -> None:
+        """The batch holds these tokens, none an output."""
+        n = self._batch.n_tokens = len(tokens)
+        rows, inputs = self.network.rows, self._inputs
+        if self._tokens is not None:
+            self._tokens[:n] = tokens
+        elif rows is not None and inputs is not None:
+            rows.look_up(tokens, inputs[:n])
+        self._positions[:n] = np.arange(position, position + n)
+        self._flags[:n] = 0
+        for sequence in self._sequences[:n]:
+            sequence[0] = seq
+
     def run(self, seq: int, tokens: Sequence[int]) -> None:
         """All blocks and the last token's logits, nothing captured: what a plain program does. For benchmarks.
 
         Raises DecodeFault.
         """
-        batch = self._batch
         for start in range(0, len(tokens), self.chunk):
             piece = tokens[start : start + self.chunk]
-            batch.n_tokens = len(piece)
-            for i, token in enumerate(piece):
-                batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, start + i, 1
-                batch.seq_id[i][0] = seq
-                batch.logits[i] = start + i == len(tokens) - 1
-            if (status := self.lib.llama_decode(self.handle, batch)) != 0:
+            self._fill(seq, piece, start)
+            self._flags[len(piece) - 1] = start + len(piece) == len(tokens)
+            if (status := self.lib.llama_decode(self.handle, self._batch)) != 0:
                 raise DecodeFault(f"expected llama_decode to return 0, got {status} at token {start} of {len(tokens)}")
 
     def copy(self, source: int, target: int, n_tokens: int) -> None:
@@ -294,3 +370,8 @@ class Context:
             self.lib.llama_batch_free(self._batch)
             self.lib.llama_free(self.handle)
             self.handle = None
+
+
+def _array(pointer: Any, kind: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """What a pointer of llama.cpp's points to."""
+    return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), shape)
