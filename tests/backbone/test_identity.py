@@ -236,6 +236,22 @@ def test_rows_that_we_look_up_are_those_of_llama_cpp(gemma_q4: Path, monkeypatch
     assert np.array_equal(*states)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_rows_that_lead_elsewhere_are_left_to_llama_cpp(gemma_q4: Path, factor: float) -> None:
+    network = Network(gemma_q4)
+    ids = ids_of(network)
+    context = context_on(network, 3)
+    expected = context.decode(0, ids, 0, (5,))
+    context.close()
+    assert network.rows is not None
+    network.rows._factor *= np.float32(factor)
+    context = context_on(network, 3)
+    assert context.check_rows() is (factor == 1.0)
+    assert np.array_equal(context.decode(0, ids, 0, (5,)), expected)
+    context.close()
+    network.close()
+
+
 def test_the_embedding_table_does_not_stay_in_memory(gemma_q4: Path) -> None:
     """llama.cpp reads ahead all 178 MB of it, and the file was just written: its page cache is in pieces of 2 MB."""
     network = Network(gemma_q4)

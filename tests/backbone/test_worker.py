@@ -30,6 +30,7 @@ class Script:
         self.opened = self.closed = 0
         self.order: list[str] = []
         self.unloadable: Exception | None = None
+        self.same_rows = True
 
 
 class FakeNetwork:
@@ -75,6 +76,9 @@ class FakeContext:
     def first(self, _seq: int) -> int:
         return 0
 
+    def check_rows(self) -> bool:
+        return self.script.same_rows
+
     def copy(self, *_: int) -> None: ...
     def truncate(self, *_: int) -> None: ...
     def close(self) -> None: ...
@@ -117,6 +121,17 @@ def test_answers_and_remembers_an_answer(worker: Worker) -> None:
     assert 0 < other.n_decoded < other.n_tokens
     assert np.shares_memory(other.tools, first.tools)
     assert worker.counts.prefix_hits == 1
+
+
+def test_a_llama_cpp_that_wants_to_look_up_its_own_rows_is_told_of(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    script.same_rows = False
+    worker = Worker(Path("w.gguf"), WorkerSettings(3, n_cells=4096, tools_max=256, dialogue_max=512))
+    worker.start()
+    assert worker.submit(prompt("hello")).future.result(WAIT_S).n_decoded > 0
+    worker.stop()
+    assert "backbone_rows_mapped" in caplog.text
 
 
 def test_answers_are_kept_in_bounds_of_bytes_and_shared_states_count_once() -> None:

@@ -258,16 +258,39 @@ class Context:
         if not self.handle:
             raise DecodeFault(f"expected a context of {n_cells} cells and {n_seq} sequences, llama.cpp refused it")
         self.memory = lib.llama_get_memory(self.handle)
-        rows = network.rows
-        self._batch = batch = lib.llama_batch_init(chunk, 0 if rows is None else network.n_embd, 1)
-        self._inputs = None if rows is None else _array(batch.embd, ctypes.c_float, (chunk, network.n_embd))
+        self._open_batch(network.rows)
+        self.beat_s = time.monotonic()
+        """When the last micro-batch was begun; a watchdog's sign of life."""
+
+    def _open_batch(self, rows: Rows | None) -> None:
+        lib, chunk, width = self.lib, self.chunk, self.network.n_embd
+        self._rows = rows
+        self._batch = batch = lib.llama_batch_init(chunk, 0 if rows is None else width, 1)
+        self._inputs = None if rows is None else _array(batch.embd, ctypes.c_float, (chunk, width))
         self._tokens = _array(batch.token, ctypes.c_int32, (chunk,)) if rows is None else None
         self._positions = _array(batch.pos, ctypes.c_int32, (chunk,))
         self._flags = _array(batch.logits, ctypes.c_int8, (chunk,))
         _array(batch.n_seq_id, ctypes.c_int32, (chunk,))[:] = 1
         self._sequences = [batch.seq_id[i] for i in range(chunk)]
-        self.beat_s = time.monotonic()
-        """When the last micro-batch was begun; a watchdog's sign of life."""
+
+    def check_rows(self) -> bool:
+        """Whether the rows that we look up lead to the state that llama.cpp's own lead to; where not, it looks them up
+        from now on. Another version's graph may do other things with what it is given. The cells must be empty.
+        """
+        if (rows := self._rows) is None:
+            return True
+        bos = (self.network.bos,)
+        ours = self.decode(0, bos, 0, (0,))
+        self.truncate(0, 0)
+        self.lib.llama_batch_free(self._batch)
+        self._open_batch(None)
+        theirs = self.decode(0, bos, 0, (0,))
+        self.truncate(0, 0)
+        if not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+            return False
+        self.lib.llama_batch_free(self._batch)
+        self._open_batch(rows)
+        return True
 
     def decode(self, seq: int, tokens: Sequence[int], position: int, wanted: Sequence[int] = ()) -> F32Matrix:
         """Appends ``tokens`` to sequence ``seq`` from ``position`` on.
@@ -277,7 +300,7 @@ class Context:
         otherwise.
         """
         states = np.empty((len(wanted), self.network.n_embd), dtype=np.float32)
-        batch, taken, start = self._batch, 0, 0
+        taken, start = 0, 0
         while start < len(tokens):
             piece = tokens[start : start + self.chunk]
             end = start + len(piece)
@@ -287,7 +310,7 @@ class Context:
                 self._flags[here] = 1
             self.capture.reset()
             self.beat_s = time.monotonic()
-            status = self.lib.llama_decode(self.handle, batch)
+            status = self.lib.llama_decode(self.handle, self._batch)
             if status == ABORTED:
                 raise Aborted(start, states[:taken])
             if status != 0:
@@ -305,11 +328,10 @@ class Context:
     def _fill(self, seq: int, tokens: Sequence[int], position: int) -> None:
         """The batch holds these tokens, none an output."""
         n = self._batch.n_tokens = len(tokens)
-        rows, inputs = self.network.rows, self._inputs
         if self._tokens is not None:
             self._tokens[:n] = tokens
-        elif rows is not None and inputs is not None:
-            rows.look_up(tokens, inputs[:n])
+        elif self._rows is not None and self._inputs is not None:
+            self._rows.look_up(tokens, self._inputs[:n])
         self._positions[:n] = np.arange(position, position + n)
         self._flags[:n] = 0
         for sequence in self._sequences[:n]:

@@ -325,10 +325,17 @@ class Worker:
 
     def _open(self, network: Network) -> None:
         s = self.settings
-        self._context = Context(
+        context = Context(
             network, layer=s.layer, n_cells=s.n_cells, n_seq=s.n_seq, chunk=s.chunk, n_threads=s.n_threads
         )
-        self._cache = PrefixCache(s.n_seq, s.n_cells, self._context.first, network.window)
+        try:
+            if not context.check_rows():
+                log.warning("event=backbone_rows_mapped detail='llama.cpp reads them its own way, in more memory'")
+        except BaseException:
+            context.close()
+            raise
+        self._context = context
+        self._cache = PrefixCache(s.n_seq, s.n_cells, context.first, network.window)
         self._tool_states.clear()
         self._no_states = np.zeros((0, network.n_embd), dtype=np.float32)
 
