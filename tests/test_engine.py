@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import time
+import warnings
 
 import msgspec
 import numpy as np
@@ -63,6 +65,21 @@ def opened(tmp_path, monkeypatch, router, static):
 async def judged(engine, chat=CHAT, deadline_s=None, profile=None):
     verdict = engine.judge(chat, time.monotonic() + 3600 if deadline_s is None else deadline_s, profile)
     return await verdict if inspect.isawaitable(verdict) else verdict
+
+
+@pytest.mark.parametrize("n_tools", [2, 3 * engines.TOOLS_AT_ONCE])
+async def test_a_verdict_that_nobody_comes_to_await_is_no_warning(opened, n_tools):
+    """The client left in between; found by the reliability run."""
+    many = chat_of(
+        user("Is it raining?"), tools=[tool(f"left_{i}", f"Kind {i} of rain.", ("a",)) for i in range(n_tools)]
+    )
+    engine = opened("gemma")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert inspect.isawaitable(engine.judge(many, time.monotonic() + 3600))
+        gc.collect()
+    assert [str(one.message) for one in said] == []
+    assert (await judged(engine, many)).engine == "gemma"
 
 
 @pytest.mark.parametrize("label", ["ACT", "ANSWER", "ASK", "DECLINE"])

@@ -24,6 +24,7 @@ from whetherman_edge.backbone.worker import Worker, WorkerSettings
 from whetherman_edge.dialects.chat import ChatView, Message, Parameter, Tool
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
 from whetherman_edge.gate.fusion import Fusion, Opinion
+from whetherman_edge.gate.later import Later
 from whetherman_edge.gate.operating_point import NEVER, OperatingPoint, read_operating_point
 from whetherman_edge.gate.policy import calibrated
 from whetherman_edge.gate.static_gate import FUSED_NAMES, StaticGate, packaged_sha256
@@ -87,7 +88,7 @@ class StaticEngine:
     ) -> Verdict | Awaitable[Verdict]:
         """The static verdict."""
         if len(chat.tools) > TOOLS_AT_ONCE and not self._gate.knows(chat):
-            return self._in_portions(chat)
+            return Later(lambda: self._in_portions(chat))
         return self._gate.judge(chat)
 
     async def _in_portions(self, chat: ChatView) -> Verdict:
@@ -206,7 +207,7 @@ class StagedEngine:
         static = self.static.judge(chat, deadline_s, profile)
         if isinstance(static, Verdict):
             return self._beyond(static, chat, deadline_s, profile)
-        return self._later(static, chat, deadline_s, profile)
+        return Later(lambda: self._later(static, chat, deadline_s, profile))
 
     async def _later(
         self, waiting: Awaitable[Verdict], chat: ChatView, deadline_s: float, profile: Profile | None
@@ -226,7 +227,7 @@ class StagedEngine:
         p_need = calibrated(static, profile, self.fused_names)[0]
         if not self._low <= 1.0 - p_need <= self._high:
             return static
-        return self._fused(chat, static, stage, fusion, deadline_s)
+        return Later(lambda: self._fused(chat, static, stage, fusion, deadline_s))
 
     async def _fused(self, chat: ChatView, static: Verdict, stage: Stage, fusion: Fusion, deadline_s: float) -> Verdict:
         reading = await stage.read(chat, deadline_s)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from whetherman_edge.dialects.chat import ChatView
 from whetherman_edge.errors import ArtifactError
+from whetherman_edge.gate.later import Later
 from whetherman_edge.gate.operating_point import NEVER
 from whetherman_edge.gate.verdict import LABELS, Label, Verdict
 
@@ -31,7 +32,10 @@ class ScriptedJudge:
         self.fused_names: tuple[str, ...] = ()
         self.default_tau = NEVER
 
-    async def judge(self, chat: ChatView, deadline_s: float, profile=None) -> Verdict:
+    def judge(self, chat: ChatView, deadline_s: float, profile=None) -> Later[Verdict]:
+        return Later(lambda: self._judged(chat))
+
+    async def _judged(self, chat: ChatView) -> Verdict:
         self.views.append(chat)
         self.entered.set()
         match self.mode:

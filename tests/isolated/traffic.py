@@ -34,6 +34,7 @@ STALL_S = (0.3, 2.5)
 VANISH_SHARE = 0.08
 UPLOAD_BROKEN_SHARE = 0.01
 BIG_SHARE = 0.02
+AGENTS = 1_000  # more than the daemon keeps
 _OPEN = {"stall_head", "stall_body"}
 _WORDS = ("lease", "tide", "copper", "harbour", "violet", "engine", "river", "salt", "ladder", "moon")
 _PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -259,6 +260,11 @@ def _text(rng: random.Random, n: int) -> str:
     return f"{SECRET} " + " ".join(rng.choice(_WORDS) for _ in range(n)) + " – ü?"
 
 
+def _model(rng: random.Random) -> str:
+    """An agent is known by its model. One alone is soon steered no more, since its replies are drawn blindly."""
+    return f"m{rng.randrange(AGENTS)}"
+
+
 def _prompt(rng: random.Random) -> str:
     return _text(rng, 40_000 if rng.random() < BIG_SHARE else rng.randrange(3, 60))
 
@@ -282,23 +288,24 @@ def _chat(rng: random.Random, streams: bool) -> tuple[str, dict]:
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c1", "content": _text(rng, 20)},
         ]
-    return "/v1/chat/completions", {"model": "m", "messages": turns, "tools": _nested(rng), "stream": streams}
+    return "/v1/chat/completions", {"model": _model(rng), "messages": turns, "tools": _nested(rng), "stream": streams}
 
 
 def _ollama(rng: random.Random, streams: bool) -> tuple[str, dict]:
-    value = {"model": "m", "messages": [{"role": "user", "content": _prompt(rng)}], "tools": _nested(rng)}
+    value = {"model": _model(rng), "messages": [{"role": "user", "content": _prompt(rng)}], "tools": _nested(rng)}
     return "/api/chat", value if streams else {**value, "stream": False}  # it streams unless told otherwise
 
 
 def _responses(rng: random.Random, streams: bool) -> tuple[str, dict]:
     tools = [{"type": "function", "name": name, "parameters": _PARAMETERS} for name in _names(rng)]
-    return "/v1/responses", {"model": "m", "input": _prompt(rng), "tools": tools, "stream": streams}
+    return "/v1/responses", {"model": _model(rng), "input": _prompt(rng), "tools": tools, "stream": streams}
 
 
 def _messages(rng: random.Random, streams: bool) -> tuple[str, dict]:
     tools = [{"name": name, "description": "Does it.", "input_schema": _PARAMETERS} for name in _names(rng)]
     turns = [{"role": "user", "content": [{"type": "text", "text": _prompt(rng)}]}]
-    return "/v1/messages", {"model": "m", "max_tokens": 64, "messages": turns, "tools": tools, "stream": streams}
+    value = {"model": _model(rng), "max_tokens": 64, "messages": turns, "tools": tools, "stream": streams}
+    return "/v1/messages", value
 
 
 _REQUESTS = {"chat": _chat, "ollama": _ollama, "responses": _responses, "messages": _messages}

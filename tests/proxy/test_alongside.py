@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import json
+import warnings
+
 import pytest
 
 from tests.fakes.client import post
 from tests.fakes.judge import verdict
+from whetherman_edge import composition
+from whetherman_edge.config import Config
+from whetherman_edge.ledger.counters import Counters
 from whetherman_edge.proxy.connection import Connection
+from whetherman_edge.proxy.gating import Pending
 
 TOOLS = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
@@ -74,3 +83,25 @@ async def test_a_request_sent_again_is_judged_once(upstream, serve, order):
         upstream.script(die)
         assert (await post(url, CHAT)).status == 200
     assert sorted(order) == ["judge", "send", "send"]
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+@pytest.mark.parametrize("moment", ["before it is waited for", "before that has begun"])
+async def test_a_judgement_that_nobody_waits_for_any_more_is_no_warning(judge, enforce, moment):
+    """Found by the reliability run: the client left between two steps, and the log said that a coroutine was lost."""
+    config = Config(mode="enforce" if enforce else "shadow")
+    gating = composition.Gate(config, Counters(), judge, deadline=False).gating
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        begun = gating.begin({}, json.dumps(CHAT).encode())
+        assert isinstance(begun, Pending)
+        if moment == "before that has begun":
+            waiting = asyncio.ensure_future(begun.ruling())
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            del waiting
+        del begun
+        gc.collect()
+    assert [str(one.message) for one in said] == []
+    assert judge.views == []

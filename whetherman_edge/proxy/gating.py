@@ -29,6 +29,7 @@ from whetherman_edge.errors import ArtifactError, EnvironmentFault, OverLimit, P
 from whetherman_edge.gate import intervention, loop_guard, policy
 from whetherman_edge.gate.backoff import Outcome
 from whetherman_edge.gate.intervention import InterventionSettings
+from whetherman_edge.gate.later import Later
 from whetherman_edge.gate.operating_point import OperatingPoint
 from whetherman_edge.gate.policy import PolicySettings, SessionState
 from whetherman_edge.gate.verdict import Cause, Decision, Mode, Verdict, check_verdict
@@ -493,7 +494,7 @@ class Gating:
                 return self._valid(verdict, deadline_s)
         except Exception as exc:
             return self._failed(exc)
-        return self._verdict_of(verdict, deadline_s)
+        return Later(lambda: self._verdict_of(verdict, deadline_s))
 
     async def _verdict_of(self, waiting: Awaitable[Verdict], deadline_s: float) -> Verdict | str:
         try:
