@@ -8,7 +8,8 @@ Three arms on the same prompts, in turn, so that a noisy machine disturbs all al
 * ``ours``: the worker: cut weights, stopped at the head's layer, prefixes kept.
 
 Phases: ``first`` (tools and text never seen), ``same_tools`` (tools known, a new dialogue), ``next_step`` (the dialogue
-went on by one call and its result).
+went on by one call and its result). The middle of a long dialogue is cut anew with every half budget that it grows by
+(``prompt.kept_turns``): its next steps are measured at STEPS_OF_LONG places in turn, p50 is a step's, p99 a cut's time.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from whetherman_edge.dialects.tool_cache import ToolCache
 
 CASES: Final = {"short2": (2, 0), "tools8": (8, 0), "tools24": (24, 0), "history1500": (8, 34)}
 """Case to (tools, earlier messages). 34 messages of the workload are about 1,500 tokens of history."""
+STEPS_OF_LONG: Final = 16
+"""A step adds some 33 tokens: so many are once half of a budget of 1,024."""
 PHASES: Final = ("first", "same_tools", "next_step")
 SEED_MS: Final = {"short2": 188.0, "tools8": 1075.0, "history1500": 2152.0}
 """The research program's own figures on its CPU: 2 tools, 8 tools, 1,500 tokens of history."""
@@ -152,15 +155,21 @@ def samples(case: str, phase: str, calls: int, style: Style) -> Iterator[Sample]
             other = workload.chat(0, n_tools=n_tools, n_turns=0, family=family)
             yield Sample(prompt(body), (prompt(other),))
         else:
-            messages = list(body["messages"])
-            call = {"query": f"item {number}", "limit": 5}
-            function = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps(call)}
-            grown = [
-                *messages,
-                {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function":
-                function}]}, {"role": "tool", "tool_call_id": "c", "content": f'{{"items":[{number}]}}'},
-            ]  # fmt: skip
+            n_steps = number % STEPS_OF_LONG if n_turns else 0
+            for step in range(n_steps):
+                body["messages"] += _step(body, f"step {step}", step)
+            grown = [*body["messages"], *_step(body, f"item {number}", number)]
             yield Sample(prompt({**body, "messages": grown}), (prompt(body),))
+
+
+def _step(body: dict[str, Any], query: str, number: int) -> list[dict[str, Any]]:
+    """A call and its result."""
+    arguments = json.dumps({"query": query, "limit": 5})
+    function = {"name": body["tools"][0]["function"]["name"], "arguments": arguments}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": f'{{"items":[{number}]}}'},
+    ]
 
 
 class Plain:
