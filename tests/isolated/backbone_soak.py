@@ -10,9 +10,11 @@ them. No answer comes from kept results, and there are fewer cells than the prom
 The floor is measured first. A batch of another shape rounds otherwise, with nothing reused at all: the largest angle
 between two such runs of one prompt is this file's radius of rounding. An answer of the soak is put together from
 batches of many shapes; it and the right state both lie within one radius of the exact one, so within two of each other.
+Two radii can be wider than what lies between two prompts that are much alike, so an answer must also be nearer to its
+own right state than to any other's, and so must be every run that the floor is measured with.
 
-Exit 1 on a state below the floor, a request without an outcome, more memory at the end than in the middle, or (with
---stall-ms) an event loop that was held longer.
+Exit 1 on a state below the floor or nearer to another prompt's, a request without an outcome, more memory at the end
+than in the middle, or (with --stall-ms) an event loop that was held longer.
 """
 
 from __future__ import annotations
@@ -71,14 +73,22 @@ def reference(
 
 def floor_of(
     path: Path, settings: WorkerSettings, prompts: dict[tuple[int, int], Prompt], right: dict[tuple[int, int], States]
-) -> float:
-    """Cosine of twice the largest angle between a prompt's right states and those of a fresh run in other batches."""
+) -> tuple[float, list[tuple[int, int]]]:
+    """Cosine of twice the largest angle between a prompt's right states and those of a fresh run in other batches, and
+    the prompts whose fresh runs are nearer to another's right state.
+    """
     some = dict(list(prompts.items())[:: max(len(prompts) // 12, 1)])
-    least = 1.0
+    least, confused = 1.0, []
     for chunk in CHUNKS:
         other = reference(path, msgspec.structs.replace(settings, chunk=chunk), some)
         least = min(least, *(likeness(states, right[key]) for key, states in other.items()))
-    return float(np.cos(2 * np.arccos(least)))
+        confused += [key for key, states in other.items() if nearest(states, right) != key]
+    return float(np.cos(2 * np.arccos(least))), confused
+
+
+def nearest(states: States, right: dict[tuple[int, int], States]) -> tuple[int, int]:
+    """The prompt whose right last state is most like this one."""
+    return max(right, key=lambda key: cosine(states.last, right[key].last))
 
 
 def between_steps(right: dict[tuple[int, int], States]) -> float:
@@ -153,7 +163,8 @@ class Soak:
             return
         score = likeness(states, self.right[key])
         self.worst = min(self.worst, score)
-        self.outcomes["right" if score >= self.floor else "wrong"] += 1
+        own = nearest(states, self.right) == key
+        self.outcomes["right" if score >= self.floor and own else "wrong"] += 1
 
     async def watch(self, until_s: float) -> None:
         """How late the loop is to its own tick."""
@@ -197,9 +208,9 @@ def main() -> int:
     )
     prompts = prompts_of(parsed.toolsets, parsed.steps)
     right = reference(parsed.weights, settings, prompts)
-    floor, mixed_up = floor_of(parsed.weights, settings, prompts, right), between_steps(right)
-    if not max(FLOOR_MIN, mixed_up) < floor <= 1.0:
-        sys.stderr.write(f"the floor {floor:.6f} is too low to tell (other prompts: {mixed_up:.6f})\n")
+    (floor, confused), mixed_up = floor_of(parsed.weights, settings, prompts, right), between_steps(right)
+    if confused or not FLOOR_MIN < floor <= 1.0:
+        sys.stderr.write(f"the floor {floor:.6f} is too low to tell (other prompts: {mixed_up:.6f}; {confused})\n")
         return 1
     worker = Worker(parsed.weights, settings)
     worker.start()
