@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import lzma
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.profiles.samples import profile_of
+from whetherman_edge.calibrate.probes import draw
+from whetherman_edge.calibrate.run_log import RunLog
+from whetherman_edge.calibrate.runner import digest
 from whetherman_edge.cli import main
 from whetherman_edge.engine import check_packaged
 from whetherman_edge.gate.static_gate import packaged_sha256
@@ -80,3 +84,16 @@ def test_one_of_another_gate_is_listed_as_unusable_with_what_to_do(
     told = capsys.readouterr()
     assert told.out.splitlines()[1].split()[:2] == ["small", "unusable"]
     assert "calibrate again with this version" in told.err
+
+
+def test_a_shipped_log_can_be_gone_on_with(tmp_path: Path) -> None:
+    """Its runs are of probes of today's pack: a log of probes that have changed since would start from nothing."""
+    known = {probe.id: digest(probe) for probe in draw(1)}
+    for path in sorted((FOLDER / "logs").glob("*")):
+        assert path.name.endswith(".jsonl.xz")
+        target = tmp_path / path.stem
+        target.write_bytes(lzma.decompress(path.read_bytes()))
+        with RunLog.open(target) as log:
+            runs = log.runs
+        assert runs
+        assert all(known.get(run.probe) == run.probe_sha for run in runs)
