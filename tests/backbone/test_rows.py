@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from whetherman_edge.backbone import llama
 from whetherman_edge.backbone import rows as module
 from whetherman_edge.backbone.rows import BLOCK, Rows
 
@@ -81,3 +83,35 @@ def test_a_file_that_ends_before_its_table_is_told(blocks: npt.NDArray[np.void],
     rows.close()
     with pytest.raises(OSError, match="Bad file"):
         looked_up(rows, [0])
+
+
+def test_without_the_kernel_s_flag_rows_are_read_the_plain_way(
+    blocks: npt.NDArray[np.void], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may lack the constant where the C library has the call."""
+    monkeypatch.delattr(module.os, "RWF_NOWAIT", raising=False)
+    rows = Rows(path, FIRST, blocks.nbytes, WIDTH, FACTOR)
+    assert np.isfinite(looked_up(rows, [0, N_ROWS - 1])).all()
+    rows.close()
+
+
+@pytest.mark.parametrize("fault", ["a row too many", "the file is gone"])
+def test_a_table_that_does_not_fit_is_left_to_llama_cpp_and_no_file_stays_open(
+    blocks: npt.NDArray[np.void], path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    class Library:
+        @staticmethod
+        def llama_model_meta_val_str(_handle: object, _key: bytes, buffer: Any, _size: int) -> None:
+            buffer.value = b"gemma3"
+
+        @staticmethod
+        def llama_vocab_n_tokens(_vocab: object) -> int:
+            return N_ROWS + (fault == "a row too many")
+
+    monkeypatch.setattr(llama, "tensor_of", lambda *_: (FIRST, blocks.nbytes, llama.Q8_0))
+    network = llama.Network.__new__(llama.Network)
+    network.lib, network.handle, network.vocab, network.n_embd = Library(), None, None, WIDTH
+    network.path = path if fault == "a row too many" else path.with_name("gone.gguf")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert network._open_rows() is None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from whetherman_edge.backbone.capture import Capture, ggml_of
-from whetherman_edge.backbone.rows import Q8_0, Rows
+from whetherman_edge.backbone.rows import Q8_0, Rows, row_bytes
 from whetherman_edge.errors import ArtifactError, EnvironmentFault
 
 I32Vector = npt.NDArray[np.int32]
@@ -124,9 +124,13 @@ class Network:
         self.lib.llama_model_meta_val_str(self.handle, b"general.architecture", buffer, len(buffer))
         if found is None or found[2] != Q8_0 or buffer.value != b"gemma3":
             return None
+        if found[1] != self.lib.llama_vocab_n_tokens(self.vocab) * row_bytes(self.n_embd):
+            return None
         # Gemma's graph multiplies the rows that it looks up, and leaves alone those it is given.
-        rows = Rows(self.path, found[0], found[1], self.n_embd, np.sqrt(np.float32(self.n_embd)))
-        return rows if rows.n_rows == self.lib.llama_vocab_n_tokens(self.vocab) else None
+        try:
+            return Rows(self.path, found[0], found[1], self.n_embd, np.sqrt(np.float32(self.n_embd)))
+        except OSError:  # gone since it was mapped
+            return None
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of plain text: strings that look like control tokens stay text."""

@@ -30,7 +30,7 @@ class Rows:
     """
 
     def __init__(self, path: Path, first: int, n_bytes: int, width: int, factor: np.float32) -> None:
-        self._first, self._row_bytes, self._factor = first, width // BLOCK_VALUES * BLOCK.itemsize, factor
+        self._first, self._row_bytes, self._factor = first, row_bytes(width), factor
         self.n_rows = n_bytes // self._row_bytes
         self._vector = _Vector(0, self._row_bytes)
         self._read_cached = _reader_of_cached()
@@ -65,6 +65,11 @@ class Rows:
             self._file = -1
 
 
+def row_bytes(width: int) -> int:
+    """Bytes of a row of so many columns."""
+    return width // BLOCK_VALUES * BLOCK.itemsize
+
+
 class _Vector(ctypes.Structure):
     """iovec."""
 
@@ -76,9 +81,10 @@ def _reader_of_cached() -> Any:
 
     Every read of Python's own gives the lock up: a busy event loop would take it between two rows, 30 times a decision.
     """
+    if not getattr(os, "RWF_NOWAIT", 0) or ctypes.sizeof(ctypes.c_void_p) < 8:  # an offset may have 32 bits there
+        return None
     try:
         function: Any = ctypes.PyDLL(None).preadv2
-        assert os.RWF_NOWAIT
     except (OSError, AttributeError, TypeError):
         return None
     function.argtypes = [ctypes.c_int, ctypes.POINTER(_Vector), ctypes.c_int, ctypes.c_int64, ctypes.c_int]
